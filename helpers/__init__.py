@@ -1,0 +1,28 @@
+"""What the notebooks share: the target, building and running graphs, the reference, timing, pictures, %%needs.
+
+    from helpers import bench, build, describe, draw_graph, new_graph, target
+"""
+
+from . import target as _target  # first: it stops with a clear sentence where torch or cuDNN can't be used
+from . import bench, needs, reference
+from .draw import draw_graph
+from .graph import AUTO, GraphError, Plan, build, describe, new_graph, scalar
+from .libcudnn import SetupError
+
+target = _target.target
+needs.register()
+
+__all__ = [
+    "AUTO",
+    "GraphError",
+    "Plan",
+    "SetupError",
+    "bench",
+    "build",
+    "describe",
+    "draw_graph",
+    "new_graph",
+    "reference",
+    "scalar",
+    "target",
+]

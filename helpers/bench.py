@@ -1,0 +1,231 @@
+"""Timing on the GPU: CUDA events, medians, measured ceilings of this GPU, comparison tables."""
+
+import functools
+import html
+import statistics
+from typing import NamedTuple
+
+import torch
+
+from .dtypes import short_name
+from .target import target
+
+WARMUP_MS, MEASURE_MS = 25.0, 100.0
+MIN_REPEATS, MAX_REPEATS = 20, 2000
+
+
+class Timing(NamedTuple):
+    """Milliseconds per call: median, 20th and 80th percentile over `repeats` calls; L2 cache "cold" or "hot"."""
+
+    ms: float
+    low: float
+    high: float
+    repeats: int
+    l2: str
+
+    def __str__(self):
+        return f"{self.ms:.4f} ms (20-80 %: {self.low:.4f}-{self.high:.4f}, {self.repeats} calls, L2 {self.l2})"
+
+
+def measure(call, l2="cold"):
+    """Times `call()`, which enqueues work on PyTorch's current stream, with one pair of CUDA events per call.
+
+    l2  "cold": before each call the L2 cache is overwritten outside the timed region, so inputs come from device
+        memory. "hot": calls follow one another, so inputs that fit into L2 stay there.
+
+    The calls of the warm-up (25 ms) are not counted, so run-time compilation and the first call stay out of the result;
+    then calls are timed for about 100 ms, at least 20. The GPU is kept busy until several calls are enqueued (by the
+    cache flush, or by a waiting kernel for "hot"), so host time is not in the result unless the host needs longer for
+    a call than the GPU does.
+
+    Returns a Timing. Raises RuntimeError without a GPU: nothing is timed on the CPU in its place.
+    """
+    return _timing(_call_times(call, l2), l2)
+
+
+def _timing(times, l2):
+    fifths = statistics.quantiles(times, n=5, method="inclusive")
+    return Timing(statistics.median(times), fifths[0], fifths[3], len(times), l2)
+
+
+def _call_times(call, l2):
+    if l2 not in ("cold", "hot"):
+        raise ValueError(f"l2 is 'cold' or 'hot', got {l2!r}")
+    _require_gpu()
+    call()
+    torch.cuda.synchronize()
+    estimate = _estimate_ms(call)
+    repeats = int(min(max(MEASURE_MS / estimate, MIN_REPEATS), MAX_REPEATS))
+    for _ in range(int(min(max(WARMUP_MS / estimate, 3), MAX_REPEATS))):
+        call()
+    prepare = _flush_l2 if l2 == "cold" else lambda: None
+    starts = [torch.cuda.Event(enable_timing=True) for _ in range(repeats)]
+    ends = [torch.cuda.Event(enable_timing=True) for _ in range(repeats)]
+    if prepare is not _flush_l2:
+        torch.cuda._sleep(_cycles(5.0))  # the host runs ahead while this kernel waits
+    for start, end in zip(starts, ends, strict=True):
+        prepare()
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)]
+
+
+def _estimate_ms(call, calls=5):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        _flush_l2()
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return max(start.elapsed_time(end) / calls, 1e-3)
+
+
+def _cycles(ms):
+    return int(ms * target.properties["smClockRateKHz"])
+
+
+@functools.cache
+def _flush_buffer():
+    # Four times the L2 cache, at least 256 MB: writing it leaves nothing of the inputs in the cache.
+    size = max(4 * target.properties["l2CacheSize"], 256 << 20)
+    return torch.empty(size // 4, dtype=torch.int32, device=target.device)
+
+
+def _flush_l2():
+    _flush_buffer().zero_()
+
+
+def _require_gpu():
+    if not target.live:
+        raise RuntimeError(
+            f"no GPU: nothing is timed for the recorded {target.name}; start the cell with %%needs gpu, or run on a GPU"
+        )
+
+
+# --- ceilings ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def matmul_ceiling(dtype, size=8192):
+    """TFLOP/s that a size x size x size matmul of `dtype` reaches here through cuBLAS, 2*size^3 FLOP; cached.
+
+    dtype: torch.float32 (TF32 off), float16, bfloat16 or float8_e4m3fn (bf16 output, SM89 and newer). Random data:
+    zeros switch fewer bits, draw less power and run faster.
+    """
+    _require_gpu()
+    a, b = (torch.randn(size, size, device=target.device).to(dtype) for _ in range(2))
+    if dtype == torch.float8_e4m3fn:
+        one = torch.ones((), device=target.device)
+        b_columns = b.t().contiguous().t()
+
+        def call():
+            torch._scaled_mm(a, b_columns, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    else:
+        out = torch.empty(size, size, device=target.device, dtype=dtype)
+
+        def call():
+            torch.mm(a, b, out=out)
+
+    return 2 * size**3 / measure(call).ms / 1e9
+
+
+@functools.cache
+def copy_ceiling(gib=4):
+    """GB/s (1e9 bytes) of a device-to-device copy of `gib` GiB here, bytes read plus bytes written; cached."""
+    _require_gpu()
+    free = torch.cuda.mem_get_info()[0]
+    size = min(gib << 30, free // 4)
+    source = torch.empty(size, dtype=torch.uint8, device=target.device).random_(256)
+    copy = torch.empty_like(source)
+    return 2 * size / measure(lambda: copy.copy_(source)).ms / 1e6
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+class Table:
+    """Rows of text under a header; shown as HTML in a notebook and as aligned text by print."""
+
+    def __init__(self, header, rows, caption=""):
+        self.header, self.caption = [str(h) for h in header], caption
+        self.rows = [[str(cell) for cell in row] for row in rows]
+        if any(len(row) != len(self.header) for row in self.rows):
+            raise ValueError(f"every row needs {len(self.header)} cells: {', '.join(self.header)}")
+
+    def __str__(self):
+        widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
+        lines = [self.header, ["-" * width for width in widths], *self.rows]
+        body = "\n".join(
+            "  ".join(
+                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+            )
+            for line in lines
+        )
+        return f"{self.caption}\n{body}" if self.caption else body
+
+    __repr__ = __str__
+
+    def _repr_html_(self):
+        def row(cells, tag):
+            aligned = (
+                f'<{tag} style="text-align:{"left" if i == 0 else "right"}">{html.escape(c)}</{tag}>'
+                for i, c in enumerate(cells)
+            )
+            return f"<tr>{''.join(aligned)}</tr>"
+
+        caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
+        body = "".join(row(cells, "td") for cells in self.rows)
+        return f"<table>{caption}<thead>{row(self.header, 'th')}</thead><tbody>{body}</tbody></table>"
+
+
+class Comparison(NamedTuple):
+    """Timings by name, in the order given, and the table that shows them."""
+
+    timings: dict
+    table: Table
+
+    def speedup(self, name, over):
+        """How many times faster `name` is than `over` (ratio of the medians)."""
+        return self.timings[over].ms / self.timings[name].ms
+
+
+def compare(calls, flop, bytes_moved, dtype, l2="cold", caption=""):
+    """Times rivals side by side in one run.
+
+    calls        {name: function without arguments}; the first is the baseline of the last column.
+    flop         floating-point operations of one call, 2 per multiply-add.
+    bytes_moved  bytes that one fused call must move through device memory (inputs once, outputs once).
+    dtype        of the operands: the matmul ceiling of this dtype is the 100 % of the column.
+
+    Returns a Comparison. The rivals are timed in three interleaved rounds whose calls are counted together, so a clock
+    that changes meanwhile meets all of them alike.
+    """
+    rounds = [{name: _call_times(call, l2) for name, call in calls.items()} for _ in range(3)]
+    timings = {name: _timing([t for times in rounds for t in times[name]], l2) for name in calls}
+    peak, base = matmul_ceiling(dtype), next(iter(timings.values())).ms
+    header = [
+        "",
+        "ms",
+        "20–80 % (ms)",
+        "TFLOP/s",
+        f"% of measured {short_name(dtype)} matmul",
+        "GB/s",
+        f"vs {next(iter(calls))}",
+    ]
+    rows = [
+        [
+            name,
+            f"{t.ms:.4f}",
+            f"{t.low:.4f}–{t.high:.4f}",
+            f"{flop / t.ms / 1e9:.0f}" if flop / t.ms / 1e9 >= 10 else f"{flop / t.ms / 1e9:.2f}",
+            f"{100 * flop / t.ms / 1e9 / peak:.0f} %",
+            f"{bytes_moved / t.ms / 1e6:.0f}",
+            f"{base / t.ms:.2f}×",
+        ]
+        for name, t in timings.items()
+    ]
+    note = f"L2 {l2}, median of {min(t.repeats for t in timings.values())} or more calls, build time not included"
+    return Comparison(timings, Table(header, rows, f"{caption} ({note})" if caption else note))

@@ -1,0 +1,355 @@
+"""Describing tensors, building a graph in cuDNN's five steps, and executing the plan with every tensor checked."""
+
+import time
+from typing import NamedTuple
+
+import cudnn
+import torch
+
+from . import reference
+from .dtypes import short_name, to_cudnn, to_torch
+from .target import target
+
+ALIGNMENT = 16  # bytes; cuDNN assumes it of every tensor unless told otherwise
+AUTO = object()  # workspace=AUTO: Plan allocates what the plan needs
+
+
+class GraphError(RuntimeError):
+    """cuDNN or a check before it refused a graph. `step` names the step, `reason` is cuDNN's last message."""
+
+    def __init__(self, graph, step, reason, action):
+        self.step, self.reason = step, reason
+        operations = "\n".join(f"    {describe_node(node)}" for node in graph.nodes) or "    (none)"
+        super().__init__(
+            f"graph '{graph_name(graph)}' failed at step '{step}' for {target.name} (SM{target.sm}), "
+            f"cuDNN {cudnn.backend_version_string()}\n"
+            f"  cause: {reason}\n  operations:\n{operations}\n  next: {action}"
+        )
+
+
+class Step(NamedTuple):
+    """One of the five steps of `build`: its name, its time in ms, and what it produced."""
+
+    name: str
+    ms: float
+    produced: str
+
+
+# --- describing tensors -----------------------------------------------------------------------------------------------
+
+
+def new_graph(name, io=None, intermediate=torch.float32, compute=torch.float32, **options):
+    """An empty cudnn.pygraph for the target.
+
+    name          shown in errors and pictures.
+    io            torch dtype of real tensors that declare none (default: the target's working dtype).
+    intermediate  torch dtype of virtual tensors that declare none.
+    compute       torch dtype that operations compute in.
+    options       further arguments of cudnn.pygraph, e.g. is_dynamic_shape_enabled or kernel_cache.
+    """
+    return cudnn.pygraph(
+        name,
+        io_data_type=to_cudnn(io or target.dtype),
+        intermediate_data_type=to_cudnn(intermediate),
+        compute_data_type=to_cudnn(compute),
+        **target.graph_arguments(),
+        **options,
+    )
+
+
+def describe(graph, tensor, name, axis=None):
+    """Declares `tensor` as a real tensor of `graph`, with the dims, strides and dtype that it has.
+
+    A tensor of rank 2 or more is described as it is. cuDNN aligns dims to the right when it broadcasts, and all
+    tensors of an operation have one rank, so a vector or a scalar takes the rank of the graph's first tensor: a vector
+    lies along `axis` (default: axis 1, the channels, at rank 4 and 5; else the last axis), a scalar has dims of 1.
+
+    Returns the cudnn.Tensor. Raises TypeError for a dtype that cuDNN lacks, ValueError for strides under which
+    elements share memory (an expanded tensor, for example).
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: a torch.Tensor is described, got {type(tensor).__name__}")
+    try:
+        data_type = to_cudnn(tensor.dtype)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+    rank = next((len(t.dim) for t in graph.tensors.values() if len(t.dim) > 2), 1)
+    dims, strides = _placed(tensor, rank, axis)
+    _check_strides(name, dims, strides)
+    return graph.tensor(dim=dims, stride=strides, data_type=data_type, name=name)
+
+
+def _placed(tensor, rank, axis=None):
+    """dims and strides of a vector or scalar at `rank`; a tensor of higher rank keeps its own."""
+    dims, strides = list(tensor.shape), list(tensor.stride())
+    if tensor.dim() > 1 or (tensor.dim() == rank and axis is None):
+        return dims, strides
+    length, stride = (dims[0], strides[0]) if dims else (1, 1)
+    axis = (1 if rank in (4, 5) else -1) if axis is None else axis
+    placed = [1] * rank
+    placed[axis] = length
+    span = length * stride if length > 1 else 1
+    placed_strides = [span] * rank
+    placed_strides[axis] = stride if length > 1 else 1
+    return placed, placed_strides
+
+
+def _check_strides(name, dims, strides):
+    """Raises ValueError where two elements share a place in memory."""
+    axes = sorted((s, d) for d, s in zip(dims, strides, strict=True) if d > 1)
+    if axes and axes[0][0] == 0:
+        raise ValueError(
+            f"{name}: dims {tuple(dims)} with strides {tuple(strides)} has stride 0 (an expanded tensor?); "
+            "describe the tensor before .expand, or call .contiguous()"
+        )
+    span, interleaved = 0, False  # span: the largest offset that the axes so far reach
+    for index, (stride, dim) in enumerate(axes):
+        interleaved |= stride <= span
+        span += (dim - 1) * stride
+        if interleaved and (index + 1 == len(axes) or axes[index + 1][0] > span):
+            elements, places = _count_places(axes[: index + 1])
+            if places < elements:
+                raise ValueError(
+                    f"{name}: dims {tuple(dims)} with strides {tuple(strides)}: {elements} elements share {places} "
+                    "places; take dims and strides from a tensor with describe(), or correct the strides"
+                )
+            interleaved = False
+
+
+def _count_places(axes):
+    """How many elements `axes`, pairs of stride and extent, address, and in how many different places."""
+    offsets, elements = torch.zeros(1, dtype=torch.int64), 1
+    for stride, dim in axes:
+        offsets = torch.unique((offsets[:, None] + stride * torch.arange(dim)).flatten())
+        elements *= dim
+    return elements, len(offsets)
+
+
+def scalar(graph, value, name):
+    """A constant of `graph` that is compiled in, not read from device memory (an epsilon, a scale).
+
+    value: a Python float (used as fp32) or int (int32). Returns the cudnn.Tensor; `Plan.run` takes nothing for it.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: a scalar is a Python int or float, got {type(value).__name__}")
+    return graph.tensor_scalar(value, cudnn.scalar_type.COMPILE_TIME_CONST, name=name)
+
+
+def graph_name(graph):
+    """The name that a cudnn.pygraph was made with (the frontend keeps it without a public accessor)."""
+    return graph._cpp_graph_kwargs["name"]
+
+
+def describe_tensor(tensor):
+    """'X (32, 128, 56, 56) bf16' for a cudnn.Tensor."""
+    dims = f" {tuple(tensor.dim)}" if tensor.dim else ""
+    return f"{tensor.name}{dims} {short_name(tensor.data_type)}{' virtual' if tensor.is_virtual else ''}"
+
+
+def describe_node(node):
+    """'relu.0: IN_0 = bias.0::OUT_0 (2, 16) fp32 virtual -> OUT_0 = Y (2, 16) bf16' for a cudnn.Node."""
+    kind = node.params.get("mode", node.node_type.name.lower())
+    inputs = ", ".join(describe_tensor(t) for t in node.inputs.values() if t is not None)
+    outputs = ", ".join(describe_tensor(t) for t in node.outputs.values() if t is not None)
+    return f"{kind}: {inputs} -> {outputs}"
+
+
+# --- building ---------------------------------------------------------------------------------------------------------
+
+
+def build(graph, heuristics=(cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK)):
+    """Takes `graph` through cuDNN's five steps and returns the Plan of the first candidate that compiles.
+
+    Raises GraphError with the step, the operations with their dims and dtypes, the target and cuDNN's last reason.
+    """
+    _check_before_build(graph)
+    steps = []
+
+    def step(name, call, produced, action):
+        started = time.perf_counter()
+        try:
+            call()
+        except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError, NotImplementedError) as error:
+            raise GraphError(graph, name, _reason(error), action) from error
+        steps.append(Step(name, (time.perf_counter() - started) * 1e3, produced()))
+
+    step(
+        "validate",
+        graph.validate,
+        lambda: f"{len(graph.nodes)} operations; dims and dtypes of all tensors agree",
+        "correct the dims, strides or dtypes named above",
+    )
+    step(
+        "build_operation_graph",
+        graph.build_operation_graph,
+        lambda: "the backend's operation graph; layouts of virtual tensors and outputs inferred",
+        "correct the layout or the dtypes named above",
+    )
+    unsupported = "compare operations, layouts and dtypes with cuDNN's support tables, or split the graph"
+    step(
+        "create_execution_plans",
+        lambda: graph.create_execution_plans(list(heuristics)),
+        lambda: f"{graph.get_execution_plan_count()} candidates, ranked by the heuristics",
+        unsupported,
+    )
+    step("check_support", graph.check_support, lambda: "at least one candidate can run on the target", unsupported)
+    step(
+        "build_plans",
+        lambda: graph.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE),
+        lambda: f"{_plan_name(graph)} compiled",
+        unsupported,
+    )
+    return Plan(graph, steps)
+
+
+def _check_before_build(graph):
+    if getattr(graph, "_planning_done", False):
+        raise GraphError(graph, "build", "this graph was built before", "make a new graph: planning happens once")
+    for tensor in graph.tensors.values():
+        if tensor.dim and tensor.stride and not tensor.is_virtual and not tensor.is_pass_by_value:
+            _check_strides(tensor.name, tensor.dim, tensor.stride)
+    used = {t.uid for node in graph.nodes for t in node.inputs.values() if t is not None}
+    for node in graph.nodes:
+        results = [t for t in node.outputs.values() if t is not None]
+        if all(t.is_virtual and t.uid not in used for t in results):
+            names = " and ".join(f"'{t.name}'" for t in results)
+            raise GraphError(
+                graph,
+                "describe",
+                f"{names}, the result of {node.name}, is neither used nor marked as an output",
+                f"call .set_output(True) on {names}",
+            )
+
+
+def _reason(error):
+    text = str(error).strip() or type(error).__name__
+    last = cudnn.get_last_error_string().strip()
+    return text if not last or last in text else f"{text} (cuDNN: {last})"
+
+
+def _plan_name(graph):
+    return graph.get_plan_name_at_index(graph._plan_index)
+
+
+# --- executing --------------------------------------------------------------------------------------------------------
+
+
+class Plan:
+    """A built graph, ready to run: on the GPU, or by the reference on the CPU for a recorded target.
+
+    steps          the five steps of the build (list of Step).
+    name           engine and knobs of the chosen candidate, as cuDNN names it.
+    notes          its behaviour notes.
+    workspace_bytes  bytes of scratch memory that it needs on the device.
+    inputs, outputs  the real tensors (cudnn.Tensor) that `run` takes, in the graph's order.
+    """
+
+    def __init__(self, graph, steps):
+        self.graph, self.steps = graph, steps
+        self.name = _plan_name(graph)
+        self.notes = graph.get_behavior_notes_for_plan_at_index(graph._plan_index)
+        self.workspace_bytes = graph.get_workspace_size()
+        produced = {t.uid for node in graph.nodes for t in node.outputs.values() if t is not None}
+        real = [t for t in graph.tensors.values() if not t.is_virtual and t.pass_by_value is None]
+        self.inputs = [t for t in real if t.uid not in produced]
+        self.outputs = [t for t in real if t.uid in produced]
+        self._device = target.device
+
+    @property
+    def build_ms(self):
+        """Milliseconds that the five steps took together."""
+        return sum(step.ms for step in self.steps)
+
+    def __str__(self):
+        title = f"{graph_name(self.graph)}: {self.name} · workspace {self.workspace_bytes:,} bytes"
+        lines = [f"  {s.name:<23} {s.ms:9.1f} ms   {s.produced}" for s in self.steps]
+        return "\n".join([title, *lines, f"  {'total':<23} {self.build_ms:9.1f} ms"])
+
+    def run(self, tensors, workspace=AUTO):
+        """Executes the plan on PyTorch's current stream; results are written into the given output tensors.
+
+        tensors    {cudnn.Tensor or its name: torch.Tensor} with every input and output of the graph.
+        workspace  a contiguous tensor of at least workspace_bytes bytes on the device; allocated if not given.
+
+        Raises ValueError or TypeError, before anything is launched, where a tensor differs from its description.
+        """
+        self.bind(tensors, workspace)()
+
+    def bind(self, tensors, workspace=AUTO):
+        """Checks `tensors` and `workspace` as `run` does, once, and returns a function that executes without checks.
+
+        The tensors and the workspace live as long as the function. It launches on the stream that is PyTorch's current
+        one when it is called; calls on several streams at once need one function each, since they share a workspace.
+        """
+        given = self._checked(tensors)
+        workspace = self._checked_workspace(workspace)
+        if not target.live:
+            by_tensor = {t: given[t.uid] for t in (*self.inputs, *self.outputs)}
+            return lambda: reference.evaluate(self.graph, by_tensor)
+        execute, handle, uids, buffers = self.graph.execute, target.handle, tuple(given), tuple(given.values())
+
+        def run_bound():
+            execute(buffers, workspace, handle=handle(), tensor_uids=uids)
+
+        return run_bound
+
+    def _checked(self, tensors):
+        """{uid: torch.Tensor} after every tensor was compared with its description."""
+        wanted = {t.uid: t for t in (*self.inputs, *self.outputs)}
+        by_name = {t.name: t for t in wanted.values()}
+        given = {}
+        for key, value in tensors.items():
+            tensor = by_name.get(key) if isinstance(key, str) else key
+            if getattr(tensor, "uid", None) not in wanted or wanted[tensor.uid] is not tensor:
+                label = key if isinstance(key, str) else f"{getattr(key, 'name', key)} (as declared by another graph)"
+                raise ValueError(f"'{label}' is no input or output of this graph; it has {_names(wanted.values())}")
+            given[tensor.uid] = value
+        missing = [t for t in wanted.values() if t.uid not in given]
+        if missing:
+            raise ValueError(f"no tensor was given for {_names(missing)}; the graph has {_names(wanted.values())}")
+        for uid, value in given.items():
+            self._check_tensor(wanted[uid], value)
+        return given
+
+    def _check_tensor(self, tensor, value):
+        name = tensor.name
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+        expected_device = torch.device("cpu") if tensor.is_pass_by_value else self._device
+        if value.device != expected_device:
+            raise ValueError(f"{name}: expected a tensor on {expected_device}, got one on {value.device}")
+        if value.dtype != to_torch(tensor.data_type):
+            raise TypeError(f"{name}: expected {to_torch(tensor.data_type)}, got {value.dtype}")
+        dims, strides = tuple(tensor.dim), tuple(tensor.stride)
+        axis = next((i for i, d in enumerate(dims) if d > 1), -1) if value.dim() < 2 else None
+        got_dims, got_strides = map(tuple, _placed(value, len(dims), axis))
+        if got_dims != dims:
+            raise ValueError(f"{name}: expected dims {dims}, got {tuple(value.shape)}")
+        # The stride of an axis of extent 1 is never stepped, so any value of it describes the same memory.
+        if any(d > 1 and s != g for d, s, g in zip(dims, strides, got_strides, strict=True)):
+            raise ValueError(f"{name}: expected strides {strides} for dims {dims}, got {tuple(value.stride())}")
+        if value.data_ptr() % ALIGNMENT and not tensor.is_pass_by_value:
+            raise ValueError(
+                f"{name}: expected memory aligned to {ALIGNMENT} bytes, got an address {value.data_ptr() % ALIGNMENT} "
+                "bytes past such a place (a slice?); use .clone()"
+            )
+
+    def _checked_workspace(self, workspace):
+        need = self.workspace_bytes
+        if workspace is AUTO:
+            workspace = torch.empty(need, dtype=torch.uint8, device=self._device) if need else None
+        if isinstance(workspace, torch.Tensor):
+            size, place = workspace.numel() * workspace.element_size(), workspace.device
+            if size >= need and (place != self._device or not workspace.is_contiguous()):
+                raise ValueError(f"workspace: expected a contiguous tensor on {self._device}, got one on {place}")
+        else:
+            size = 0
+            if workspace not in (None, 0):
+                raise TypeError(f"workspace: expected a torch.Tensor or None, got {type(workspace).__name__}")
+        if size < need:
+            raise ValueError(f"workspace: {need} bytes are required, got {size}; leave it out to have it allocated")
+        return workspace or None if not isinstance(workspace, torch.Tensor) else workspace
+
+
+def _names(tensors):
+    return ", ".join(f"'{t.name}'" for t in tensors)
