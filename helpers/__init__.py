@@ -1,10 +1,10 @@
 """What the notebooks share: the target, building and running graphs, the reference, timing, pictures, %%needs.
 
-    from helpers import bench, build, describe, draw_graph, new_graph, target
+from helpers import bench, build, describe, draw_graph, new_graph, target
 """
 
 from . import target as _target  # first: it stops with a clear sentence where torch or cuDNN can't be used
-from . import bench, needs, reference
+from . import bench, draw, needs, reference
 from .draw import draw_graph
 from .graph import AUTO, GraphError, Plan, build, describe, new_graph, scalar
 from .libcudnn import SetupError
@@ -20,6 +20,7 @@ __all__ = [
     "bench",
     "build",
     "describe",
+    "draw",
     "draw_graph",
     "new_graph",
     "reference",

@@ -1,12 +1,12 @@
-"""The picture of a cuDNN graph, and the series' three plots (bars, speed-ups, roofline), in one shared style.
+"""The picture of a cuDNN graph and the series' plots (bars, speed-ups, roofline), in one shared style.
 
-Every function returns its matplotlib Figure and shows nothing itself: a notebook's inline backend shows each open
-figure once when the cell ends. End such a cell with a semicolon, `draw_graph(g);`, or IPython displays the returned
-Figure a second time.
+Every function returns its matplotlib Figure and shows nothing itself: a notebook shows each open figure once when the
+cell ends. End the cell with a semicolon, `draw_graph(g);`, or IPython displays the returned Figure a second time.
 """
 
+import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import cudnn
 import matplotlib as mpl
@@ -19,438 +19,571 @@ from matplotlib.textpath import TextPath
 
 from .dtypes import short_name
 
-# Okabe and Ito's palette: told apart with every common form of colour blindness.
-COLORS = {
-    "blue": "#0072B2",
-    "orange": "#E69F00",
-    "green": "#009E73",
-    "vermillion": "#D55E00",
-    "purple": "#CC79A7",
-    "sky": "#56B4E9",
-    "yellow": "#F0E442",
-    "black": "#000000",
+# fmt: off
+COLORS = {  # Okabe and Ito's palette: told apart with every common form of colour blindness
+    "blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "vermillion": "#D55E00",
+    "purple": "#CC79A7", "sky": "#56B4E9", "yellow": "#F0E442", "black": "#000000",
 }
 GREY = "#595959"
 STYLE = {
-    "figure.figsize": (7, 3.6),  # inches; 700 pixels wide at 100 dpi
-    "figure.dpi": 100,
-    "figure.constrained_layout.use": True,
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "legend.fontsize": 8.5,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E3E3E3",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    "figure.figsize": (7, 3.6), "figure.dpi": 100, "figure.constrained_layout.use": True,  # 700 pixels wide
+    "font.size": 9, "axes.labelsize": 9, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5, "legend.fontsize": 8.5,
+    "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left", "legend.frameon": False,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": "#E3E3E3",
+    "axes.spines.top": False, "axes.spines.right": False,
     "axes.prop_cycle": mpl.cycler(color=list(COLORS.values())),
 }
+_NAMES = {  # standard names, where they are not cuDNN's own word with a capital letter
+    "CONV_FPROP": "Convolution", "CONV_DGRAD": "Convolution data gradient", "CONV_WGRAD": "Convolution filter gradient",
+    "SDPA": "Scaled dot-product attention", "SDPA_BWD": "Scaled dot-product attention backward",
+    "SDPA_FP8": "Scaled dot-product attention", "RMSNORM": "RMSNorm", "LAYERNORM": "LayerNorm", "relu": "ReLU",
+    "gelu": "GELU", "gelu_approx_tanh": "GELU (tanh)", "swish": "Swish (SiLU)", "mul": "Multiply", "sub": "Subtract",
+    "div": "Divide", "ADD": "sum", "AVG": "mean",
+}
+# fmt: on
+_POINTS, _LINE = 8.5, 0.145  # text size in points, inches per line of text
+_HEADS = {"read": "read from memory", "written": "written to memory"}  # of the lanes beside the kernel
 
 
 def style():
-    """Context manager (or decorator) that applies the series' matplotlib style: `with style(): fig, ax = ...`."""
+    """Context manager and decorator that applies the series' matplotlib style: `with style(): fig, ax = ...`."""
     return plt.rc_context(STYLE)
 
 
 # --- the picture of a graph -------------------------------------------------------------------------------------------
 
-_NAMES = {
-    "CONV_FPROP": "Convolution",
-    "CONV_DGRAD": "Convolution, data gradient",
-    "CONV_WGRAD": "Convolution, filter gradient",
-    "SDPA": "Scaled dot-product attention",
-    "SDPA_BWD": "Scaled dot-product attention, backward",
-    "SDPA_FP8": "Scaled dot-product attention, FP8",
-    "RMSNORM": "RMSNorm",
-    "RMSNORM_BWD": "RMSNorm, backward",
-    "LAYERNORM": "LayerNorm",
-    "LAYERNORM_BWD": "LayerNorm, backward",
-    "BATCHNORM": "BatchNorm",
-    "BATCHNORM_BWD": "BatchNorm, backward",
-    "relu": "ReLU",
-    "leaky_relu": "Leaky ReLU",
-    "gelu": "GELU",
-    "gelu_approx_tanh": "GELU (tanh)",
-    "elu": "ELU",
-    "swish": "Swish (SiLU)",
-    "mul": "Multiply",
-    "sub": "Subtract",
-    "div": "Divide",
-    "ADD": "sum",
-    "AVG": "mean",
-}
-_PAD, _LINE, _PT = 0.08, 0.145, 8.5  # inches around text, inches per line of text, points
-
 
 @dataclass(eq=False)
 class _Box:
-    """One box: what it says, where it stands (row; column 0 or 1 in the kernel, or a lane), its geometry in inches."""
+    """A box of the picture: `place` is its column in the kernel (0, 1) or a lane ("read", "written"); inches."""
 
     kind: str  # "op", "real", "virtual" or "scalar"
-    lines: list
+    bold: list  # lines of text
+    plain: list
     row: int
-    place: object  # 0 or 1: column in the kernel; "read" or "written": lane beside it
-    ports: dict = field(default_factory=lambda: {"L": [], "R": [], "T": [], "B": []})
+    place: object
     x: float = 0
     y: float = 0
 
     def __post_init__(self):
-        self.w = max(_width(s, i == 0) for i, s in enumerate(self.lines)) + 2 * _PAD
-        self.h = len(self.lines) * _LINE + (0.10 if self.kind in ("virtual", "scalar") else 0.13)
+        self.w = max(_width(s, s in self.bold) for s in self.bold + self.plain) + 0.16
+        self.h = len(self.bold + self.plain) * _LINE + (0.09 if self.kind == "virtual" else 0.12)
 
 
-def _width(text, bold=False):
-    return TextPath((0, 0), text, size=_PT, prop=FontProperties(weight="bold" if bold else "normal")).get_extents().width / 72
+@functools.cache
+def _width(text, bold=True):
+    """Inches that a line of text takes."""
+    return TextPath((0, 0), text, _POINTS, prop=FontProperties(weight="bold" if bold else 400)).get_extents().width / 72
 
 
-def _fold(text, limit):
-    """Lines of at most `limit` inches, broken at spaces; one word that is too wide ends in an ellipsis."""
+def _fold(parts, separator, limit):
+    """Join parts into lines of at most `limit` inches; a part that is too wide alone ends in an ellipsis."""
     lines = []
-    for word in text.split(" "):
-        if lines and _width(f"{lines[-1]} {word}", True) <= limit:
-            lines[-1] += f" {word}"
-            continue
-        if _width(word, True) > limit:
-            while _width(word + "…", True) > limit:
-                word = word[:-1]
-            word += "…"
-        lines.append(word)
+    for part in map(str, parts):
+        if lines and _width(lines[-1] + separator + part) <= limit:
+            lines[-1] += separator + part
+        else:
+            if lines and separator == "×":
+                lines[-1] += separator
+            cut = next(
+                n for n in range(len(part), 0, -1) if n == 1 or _width(part[:n] + "…" * (n < len(part))) <= limit
+            )
+            lines.append(part[:cut] + "…" * (cut < len(part)))
     return lines
 
 
-def _spelled(values):
-    """[1, 1] -> '1', [1, 2] -> '1×2'."""
-    values = list(values) if isinstance(values, (list, tuple)) else [values]
-    return str(values[0]) if len(set(values)) == 1 else "×".join(map(str, values))
-
-
-def _operation_text(node, limit):
-    """Standard name of an operation with its attributes and its compute dtype, as lines."""
+def _operation(node, row, place, limit):
+    """Box of an operation: standard name; attributes that are not their default; compute dtype."""
     kind, p = node.node_type.name, node.params
     key = p["mode"] if kind == "POINTWISE" else kind
     name = _NAMES.get(key, key.replace("_", " ").capitalize())
     notes = []
     if kind == "REDUCTION":
-        mode = p["mode"].name
-        name += f" {_NAMES.get(mode, mode.lower())}"
+        name += " " + _NAMES.get(p["mode"].name, p["mode"].name.lower())
     if kind.startswith("CONV_"):
-        weight = node.inputs.get("weight") or next(iter(node.outputs.values()))
-        if len(weight.dim) > 2 and kind != "CONV_WGRAD":
-            name += " " + "×".join(map(str, weight.dim[2:]))
-        pads = p.get("padding") or p.get("pre_padding") or 0
-        for word, value, default in (
-            ("pad", pads, "0"),
-            ("stride", p.get("stride") or 1, "1"),
-            ("dilation", p.get("dilation") or 1, "1"),
-        ):
-            if _spelled(value) != default:
-                notes.append(f"{word} {_spelled(value)}")
+        name += " " + "×".join(map(str, node.inputs["weight"].dim[2:])) if "weight" in node.inputs else ""
+        for word, default in (("padding", 0), ("stride", 1), ("dilation", 1)):
+            values = p.get(word) or p.get(f"pre_{word}") or [default]
+            if set(values) != {default}:
+                notes.append(f"{word} " + "×".join(map(str, values if len(set(values)) > 1 else values[:1])))
     if p.get("use_causal_mask") or p.get("diagonal_band_right_bound") == 0:
         notes.append("causal")
-    if isinstance(p.get("attn_scale"), (int, float)):
-        notes.append(f"scale {p['attn_scale']:.4g}")
-    notes += [f"{n.replace('_', ' ')} {p[n]:g}" for n in ("negative_slope", "lower_clip", "upper_clip") if p.get(n)]
-    notes.append(f"{short_name(node.compute_data_type)}")
-    short = f"{name} · {notes[0]}"
-    if len(notes) == 1 and _width(short, True) <= limit:
-        return [short]
-    return _fold(name, limit) + _fold(" · ".join(notes), limit)
+    numbers = ("attn_scale", "negative_slope", "lower_clip", "upper_clip")
+    notes += [
+        f"{n.replace('attn_', '').replace('_', ' ')} {p[n]:.4g}" for n in numbers if isinstance(p.get(n), (int, float))
+    ]
+    notes.append(short_name(node.compute_data_type))
+    if len(notes) == 1 and _width(f"{name} · {notes[0]}") <= limit:
+        return _Box("op", [f"{name} · {notes[0]}"], [], row, place)
+    return _Box("op", _fold(name.split(), " ", limit), _fold(notes, " · ", limit), row, place)
 
 
 def _layout(tensor, attention):
-    """'channels-last', 'row-major', ... where the strides tell, else ''. Size-1 axes have no say."""
-    dim, stride = list(tensor.dim), list(tensor.stride)
-    axes = [a for a in range(len(dim)) if dim[a] > 1]
-    if len(axes) < 2 or len(stride) != len(dim):
+    """'channels-last', 'row-major', ... where the strides tell, else ''. Axes of size 1 have no say."""
+    dim, stride, axes = tensor.dim, tensor.stride, range(len(tensor.dim))
+    if len(stride) != len(dim) or sum(d > 1 for d in dim) < 2:
         return ""
 
-    def dense(order):
-        order = [a for a in order if a in axes]
-        return all(stride[a] == math.prod(dim[b] for b in order[i + 1 :]) for i, a in enumerate(order))
+    def dense(*order):
+        steps = [math.prod(dim[a] for a in order[i + 1 :]) for i in range(len(order))]
+        return all(dim[a] == 1 or stride[a] == step for a, step in zip(order, steps, strict=True))
 
-    plain = list(range(len(dim)))
     if attention and len(dim) == 4:
-        return "B×S×H×D in memory" if dense([0, 2, 1, 3]) else "B×H×S×D in memory" if dense(plain) else ""
-    if len(dim) > 3 and stride[1] == 1 and dense([0, *plain[2:], 1]):
+        return "BSHD in memory" if dense(0, 2, 1, 3) else "BHSD in memory" if dense(*axes) else ""
+    if len(dim) > 3 and stride[1] == 1 and dense(0, *axes[2:], 1):
         return "channels-last"
-    if dense(plain):
+    if dense(*axes):
         return "row-major"
-    return "column-major" if len(dim) < 4 and dense([*plain[:-2], plain[-1], plain[-2]]) else ""
+    return "column-major" if len(dim) < 4 and dense(*axes[:-2], axes[-1], axes[-2]) else ""
 
 
-def _tensor_text(tensor, dtype, limit, attention, produced, via_workspace):
-    """Kind of box and lines of a tensor: name, dims, dtype and memory layout as far as they are known."""
-    auto = "::" in tensor.name  # cuDNN's own name, 'relu.0::OUT_0': only what follows says something
-    name = tensor.name.split("::")[-1]
-    name = "output" if auto and name.startswith("OUT_") else name
-    dims = "×".join(map(str, tensor.dim))
+def _tensor(tensor, row, place, limit, context, computed, attention, leaves):
+    """Box of a tensor: its name, and dims, dtype and memory layout as far as they are known before the build."""
+    dtype = tensor.data_type or tensor.scalar_type
+    if dtype is None:  # what validate() will fill in
+        dtype = context.intermediate_data_type if tensor.is_virtual else context.io_data_type
+        dtype = cudnn.data_type.FLOAT if tensor.name.endswith("::Stats") else dtype
+    dtype = short_name(dtype)
+    automatic, _, name = tensor.name.rpartition("::")  # cuDNN's own names look like 'relu.0::OUT_0'
     if tensor.is_pass_by_value:
         value = "" if tensor.pass_by_value is None else f"{tensor.pass_by_value:g}"
-        name = value if name.startswith("scalar_") and value else f"{name} = {value}" if value else name
-        return "scalar", _fold(name, limit) + [f"{dtype} by value"]
+        name = value if value and name.startswith("scalar_") else f"{name} = {value}" if value else name
+        return _Box("scalar", _fold([name], "", limit), [f"{dtype} by value"], row, place)
+    dims = _fold(tensor.dim, "×", limit)
     if tensor.is_virtual:
-        what = "workspace" if via_workspace else "virtual"
-        return "virtual", _fold(" ".join(filter(None, ["" if auto else name, dims or what, dtype])), limit)
-    lines = _fold(name, limit) + (_fold(dims, limit) if dims else [])
+        lines = ([] if automatic else _fold([name], "", limit)) + dims[:-1]
+        lines += _fold((dims[-1:] or ["virtual"]) + [dtype], " ", limit) + ["through the workspace"] * leaves
+        return _Box("virtual", [], lines, row, place)
+    name = "output" if automatic and name.startswith("OUT_") else name
     # Strides that nobody set on a computed tensor are a guess that cuDNN may still change: not shown.
-    layout = _layout(tensor, attention) if tensor.stride_assigned or not produced else ""
-    return "real", lines + _fold(", ".join(filter(None, [dtype, layout])), limit)
+    layout = _layout(tensor, attention) if tensor.stride_assigned or not computed else ""
+    return _Box(
+        "real", _fold([name], "", limit), dims + _fold([dtype] + [layout] * bool(layout), ", ", limit), row, place
+    )
 
 
-def _main_chain(nodes, producer):
-    """Operations on the longest path: they share the kernel's first column, all others stand in the second."""
-    longest = {}
-    for i, node in enumerate(nodes):
-        before = [producer[id(t)] for t in node.inputs.values() if id(t) in producer]
-        longest[i] = max((longest[j] for j in before), key=len, default=[]) + [i]
-    return max(longest.values(), key=lambda path: (len(path), path[-1]))
+def _boxes(graph, kernels):
+    """All boxes, the (from, to) pairs that arrows connect, and the rows that each kernel spans.
 
-
-def _place(graph, kernels):
-    """Boxes of a graph by row and the pairs that arrows connect.
-
-    Every operation and every virtual tensor has a row to itself; real tensors stand in the lanes, in the row of the
-    operation that first touches them. So a horizontal arrow can never run into a box. Rows follow the order of
-    graph.nodes, the order in which the cell wrote the operations down.
+    Every operation and every virtual tensor has a row of its own, in the order the cell wrote them down; real tensors
+    stand in the lanes left and right. So a horizontal arrow can never run into a box. Operations on the longest path
+    share the kernel's first column, side branches stand in the second.
     """
     nodes = list(graph.nodes)
-    producer = {id(t): i for i, node in enumerate(nodes) for t in node.outputs.values()}
-    kernel_of = [k for k, count in enumerate(kernels) for _ in range(count)]
-    leaves = {id(t) for i, n in enumerate(nodes) for t in n.inputs.values() if t.is_virtual and id(t) in producer
-              and kernel_of[producer[id(t)]] != kernel_of[i]}  # fmt: skip
-    chain = set(_main_chain(nodes, producer))
+    kernel = [k for k, count in enumerate(kernels) for _ in range(count)]
+    maker = {id(t): i for i, node in enumerate(nodes) for t in node.outputs.values()}
+    readers = {key: [i for i, n in enumerate(nodes) if key in map(id, n.inputs.values())] for key in maker}
     attention = any("SDPA" in node.node_type.name for node in nodes)
-    skips = any(len({i for i, n in enumerate(nodes) if t in n.inputs.values()}) > 1 for n in nodes for t in n.outputs.values())
-    limit = 1.75 if len(chain) == len(nodes) and not skips else 1.2
+    paths = []
+    for node in nodes:
+        before = [paths[maker[id(t)]] for t in node.inputs.values() if id(t) in maker]
+        paths.append([*max(before, key=len, default=[]), len(paths)])
+    chain = max(reversed(paths), key=len)
+    limit = 1.8 if len(chain) == len(nodes) else 1.2
+    boxes, edges, rows, row = {}, [], [[] for _ in kernels], 0
 
-    boxes, edges, seen, row, bands = [], [], {}, 0, [[] for _ in kernels]
-
-    def add(tensor, place):
-        dtype = tensor.data_type or tensor.scalar_type
-        if dtype is None:  # the rule validate() will apply
-            stats = tensor.name.endswith("::Stats")
-            context = graph.context
-            dtype = cudnn.data_type.FLOAT if stats else context.intermediate_data_type if tensor.is_virtual else context.io_data_type
-        kind, lines = _tensor_text(
-            tensor, short_name(dtype), limit if place in (0, 1) else 1.25, attention, id(tensor) in producer, id(tensor) in leaves
-        )
-        seen[id(tensor)] = _Box(kind, lines, row, place)
-        boxes.append(seen[id(tensor)])
-        return boxes[-1]
+    def box(tensor, place, row):
+        key = id(tensor)
+        if key not in boxes:
+            others = [r for r in readers.get(key, []) if kernel[r] != kernel[maker[key]]]  # in a later kernel
+            room = limit if place in (0, 1) else 1.4
+            boxes[key] = _tensor(tensor, row, place, room, graph.context, key in maker, attention, bool(others))
+            if place in (0, 1) and (not others or others != readers[key]):
+                rows[kernel[maker[key]]].append(row)
+        return boxes[key]
 
     for i, node in enumerate(nodes):
-        operation = _Box("op", _operation_text(node, limit), row, 0 if i in chain else 1)
-        boxes.append(operation)
-        bands[kernel_of[i]].append(row)
-        for tensor in {id(t): t for t in node.inputs.values()}.values():
-            edges.append((seen.get(id(tensor)) or add(tensor, "read"), operation))
-        for tensor in (t for t in node.outputs.values() if not t.is_virtual):
-            edges.append((operation, add(tensor, "written")))
-        for column, tensor in enumerate(t for t in node.outputs.values() if t.is_virtual):
+        operation = boxes[i] = _operation(node, row, 0 if i in chain else 1, limit)
+        rows[kernel[i]].append(row)
+        edges += [(box(t, "read", row), operation) for t in dict.fromkeys(node.inputs.values())]
+        edges += [(operation, box(t, "written", row)) for t in node.outputs.values() if not t.is_virtual]
+        for n, tensor in enumerate(t for t in node.outputs.values() if t.is_virtual):
             row += 1
-            edges.append((operation, add(tensor, operation.place if column == 0 else 1 - operation.place)))
-            if id(tensor) not in leaves:
-                bands[kernel_of[i]].append(row)
+            edges.append((operation, box(tensor, (operation.place + n) % 2, row)))
         row += 1
-    return boxes, edges, bands
+    return list(boxes.values()), edges, rows
 
 
 def _route(boxes, edges):
-    """Give every arrow a side of both boxes and a shape that crosses no box; returns dicts, rails numbered outwards."""
-    column = {(b.place, b.row) for b in boxes}
-    taken, arrows = [], []
-
-    def clear(place, first, last):
-        """True, and the stretch is taken, if nothing stands or runs in that column between the two rows."""
-        blocked = any((place, r) in column for r in range(first + 1, last))
-        blocked = blocked or any(p == place and first < b and a < last for p, a, b in taken)
-        if not blocked:
-            taken.append((place, first, last))
-        return not blocked
-
-    for a, b in edges:
+    """(from, side, to, side, rail) of every arrow. A rail is a vertical track beside the columns: (side, number)."""
+    filled = {(b.place, b.row) for b in boxes}
+    rails, arrows = {"left": [], "right": []}, []
+    for a, b in sorted(edges, key=lambda e: e[1].row - e[0].row):  # short rails inside, long ones around them
+        nothing_between = not any((b.place, r) in filled for r in range(a.row + 1, b.row))
         rail = None
-        if a.place == "read":
-            sides, shape = "RL", "curve" if a.row == b.row else "rail"
-            rail = None if shape == "curve" else "left"
-        elif b.place == "written":
-            sides, shape = "RL", "curve"
-        elif a.place == "written":
-            sides, shape, rail = "LR", "rail", "right"
-        elif a.place == b.place and clear(a.place, a.row, b.row):
-            sides, shape = "BT", "straight"
-        elif (a.place, b.place) == (0, 1) and clear(1, a.row, b.row):
-            sides, shape = "RT", "corner"
-        elif (a.place, b.place) == (1, 0) and clear(1, a.row, b.row):
-            sides, shape = "BR", "corner"
+        if b.place == "written" or (a.place == "read" and a.row == b.row):
+            sides = "RL"
+        elif a.place == b.place and nothing_between:
+            sides = "BT"
+        elif (a.place, b.place) == (0, 1) and nothing_between:
+            sides = "RT"
         else:
-            sides, shape, rail = "RR", "rail", "right"
-        arrow = {"ends": (a, b), "sides": sides, "shape": shape, "rail": rail}
-        a.ports[sides[0]].append((arrow, 0))
-        b.ports[sides[1]].append((arrow, 1))
-        arrows.append(arrow)
-    rails = {"left": [], "right": []}
-    for arrow in sorted((w for w in arrows if w["rail"]), key=lambda w: w["ends"][1].row - w["ends"][0].row):
-        a, b = (end.row for end in arrow["ends"])
-        side = rails[arrow["rail"]]
-        free = next((k for k, used in enumerate(side) if all(b < c or d < a for c, d in used)), len(side))
-        side[free:] = side[free:] or [[]]
-        side[free].append((a, b))
-        arrow["number"] = free
-    return arrows, {side: len(used) for side, used in rails.items()}
+            side, sides = ("left", "RL") if a.place == "read" else ("right", "LR" if a.place == "written" else "RR")
+            free = (k for k, spans in enumerate(rails[side]) if all(b.row < c or d < a.row for c, d in spans))
+            rail = side, next(free, len(rails[side]))
+            rails[side][rail[1] :] = rails[side][rail[1] :] or [[]]
+            rails[side][rail[1]].append((a.row, b.row))
+        arrows.append((a, sides[0], b, sides[1], rail))
+    return arrows, rails
 
 
-def _port(arrow, end):
-    """Where an arrow touches a box: the arrows on one side are spread along it, in the order of their other ends."""
-    box, side = arrow["ends"][end], arrow["sides"][end]
-    across = side in "TB"
-    ports = sorted(box.ports[side], key=lambda p: (lambda o: o.x if across else o.y)(p[0]["ends"][1 - p[1]]))
-    k = next(i for i, p in enumerate(ports) if p[0] is arrow) - (len(ports) - 1) / 2
-    if across:
-        return box.x + 0.25 * k, box.y + (box.h / 2 if side == "B" else -box.h / 2)
-    return box.x + (box.w / 2 if side == "R" else -box.w / 2), box.y + k * min(0.11, box.h / (len(ports) + 1))
+def _rounded(points, radius=0.07):
+    """Path along points with rounded corners."""
+    points = np.array(points, float)
+    path, codes = [points[0]], [Path.MOVETO]
+    for before, corner, after in zip(points[:-2], points[1:-1], points[2:], strict=True):
+        for end, code in ((before, Path.LINETO), (after, Path.CURVE3)):
+            away = end - corner
+            turn = corner + away * min(0.5, radius / max(np.hypot(*away), 1e-9))
+            path += [turn] if code == Path.LINETO else [corner, turn]
+            codes += [code] if code == Path.LINETO else [code, code]
+    return Path([*path, points[-1]], [*codes, Path.LINETO])
 
 
-def _path(arrow, rail_x):
-    """Path of an arrow in inches: an S-curve between lanes, else straight stretches with rounded corners."""
-    (x0, y0), (x1, y1) = _port(arrow, 0), _port(arrow, 1)
-    if arrow["shape"] == "curve":
-        middle = (x0 + x1) / 2
-        return Path([(x0, y0), (middle, y0), (middle, y1), (x1, y1)], [Path.MOVETO] + [Path.CURVE4] * 3)
-    corners = {
-        "straight": [],
-        "corner": [(x1, y0)] if arrow["sides"] == "RT" else [(x0, y1)],
-        "rail": [(rail_x, y0), (rail_x, y1)],
-    }[arrow["shape"]]
-    points, codes = [(x0, y0)], [Path.MOVETO]
-    for i, corner in enumerate(corners):
-        for other in (points[-1], (corners + [(x1, y1)])[i + 1]):
-            d = math.dist(corner, other)
-            t = min(0.07, d / 2) / d if d else 0
-            points.append((corner[0] + t * (other[0] - corner[0]), corner[1] + t * (other[1] - corner[1])))
-            codes.append(Path.LINETO if other is not (corners + [(x1, y1)])[i + 1] else Path.CURVE3)
-            if codes[-1] == Path.LINETO:
-                points.append(corner)
-                codes.append(Path.CURVE3)
-    return Path(points + [(x1, y1)], codes + [Path.LINETO])
+def _paths(boxes, arrows, left, right, columns_end):
+    """Path of every arrow. Arrows that touch one side of a box are spread along it, in the order of their far ends."""
+    sides = {}
+    for n, (a, side_a, b, side_b, _) in enumerate(arrows):
+        sides.setdefault((id(a), side_a), []).append((b.x if side_a in "TB" else b.y, n))
+        sides.setdefault((id(b), side_b), []).append((a.x if side_b in "TB" else a.y, n))
+
+    def port(box, side, n):
+        ports = sorted(sides[id(box), side])
+        place = [p[1] for p in ports].index(n)
+        if box.place == "written":  # who wrote it comes in level, who reads it again leaves below: no line on another
+            return box.x - box.w / 2, box.y + place * min(0.1, box.h / 2 / len(ports))
+        shift = place - (len(ports) - 1) / 2
+        if side in "TB":
+            return box.x + 0.25 * shift, box.y + (box.h / 2 if side == "B" else -box.h / 2)
+        return box.x + (box.w / 2 if side == "R" else -box.w / 2), box.y + shift * min(0.1, box.h / (len(ports) + 1))
+
+    for n, (a, side_a, b, side_b, rail) in enumerate(arrows):
+        (x0, y0), (x1, y1) = port(a, side_a, n), port(b, side_b, n)
+        if rail:
+            track = left - 0.1 - 0.13 * rail[1] if rail[0] == "left" else columns_end + 0.13 * (rail[1] + 1)
+            yield _rounded([(x0, y0), (track, y0), (track, y1), (x1, y1)])
+        elif side_a + side_b == "RT":
+            yield _rounded([(x0, y0), (x1, y0), (x1, y1)])
+        elif side_a == "B":
+            yield Path([(x0, y0), (x1, y1)])
+        else:  # the bend stays between lane and kernel, where nothing stands
+            start, end = (x0, left) if a.place == "read" else (right, x1 - 0.1)
+            bend = [((start + end) / 2, y0), ((start + end) / 2, y1), (end, y1)]
+            codes = [Path.MOVETO, Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO]
+            yield Path([(x0, y0), (start, y0), *bend, (x1, y1)], codes)
+
+
+def _settle(boxes, rows, left_rails, right_rails, title):
+    """Give every box its place in inches; returns the kernels' (left, top, width, height), the right end of the
+    columns (rails start there) and the size of the picture."""
+    places = {place: [b for b in boxes if b.place == place] for place in ("read", 0, 1, "written")}
+
+    # Across: lane, gap with rails, kernel (columns, rails), gap, lane. What is left of 7 inches goes into the gaps.
+    wide = dict.fromkeys(places, 0)
+    for place, found in places.items():
+        if found:
+            wide[place] = max([b.w for b in found] + [_width(_HEADS[place]) if place in _HEADS else 1.25])
+            for kinds in (("virtual",), ("op", "real", "scalar")):
+                same = [b for b in found if b.kind in kinds]
+                for b in same:
+                    b.w = wide[place] if b.kind != "virtual" else max(other.w for other in same)
+    columns = wide[0] + (0.2 + wide[1] if places[1] else 0)
+    inside = max(0.3 + columns + 0.13 * right_rails, 2.35)
+    gaps = 0.3 + 0.13 * left_rails, 0.3 if places["written"] else 0
+    needed = 0.2 + wide["read"] + sum(gaps) + inside + wide["written"]
+    width = max(7, needed)
+    left = 0.1 + wide["read"] + gaps[0] + (width - needed) / 2
+    first = left + (inside - columns - 0.13 * right_rails) / 2
+    middle = {"read": 0.1 + wide["read"] / 2, "written": width - 0.1 - wide["written"] / 2}
+    middle |= {0: first + wide[0] / 2, 1: first + columns - wide[1] / 2}
+
+    # Down: the kernel's rows one below the other; real tensors level with the operation that touches them first, or
+    # below the real tensor before them. The first operation leaves room for the stack of tensors beside it.
+    top = 0.4 if title else 0.1
+    label = 0.5 if len(rows) == 1 and any(b.kind == "virtual" for b in boxes) else 0.34
+    level = [[b for b in boxes if b.row == row] for row in range(max(b.row for b in boxes) + 1)]
+    high = {p: [sum(b.h + 0.08 for b in here if b.place == p) - 0.08 for here in level] for p in _HEADS}
+    tops, ends, y = [], [], top
+    for row, here in enumerate(level):
+        box = next(b for b in here if b.place in (0, 1))
+        if any(row == r[0] for r in rows):
+            tops.append(y + (0.2 if row else 0))
+            y = max(tops[-1] + label, 0 if row else top + 0.3 + (max(h[0] for h in high.values()) - box.h) / 2)
+        elif row:
+            y += 0.07 if box.kind == "virtual" else 0.17
+        box.x, box.y = middle[box.place], y + box.h / 2
+        y += box.h
+        if any(row == r[-1] for r in rows):
+            y += 0.14
+            ends.append(y)
+    for place, heights in high.items():
+        y = top + 0.3
+        for here, stack in zip(level, heights, strict=True):
+            beside = [b for b in here if b.place == place]
+            y = max(y, next(b.y for b in here if b.place in (0, 1)) - stack / 2) if beside else y
+            for b in beside:
+                b.x, b.y, y = middle[place], y + b.h / 2, y + b.h + 0.08
+    ends[-1] = max([b.y + b.h / 2 for b in boxes] + ends)
+    frames = [(left, y, inside, end - y) for y, end in zip(tops, ends, strict=True)]
+    return frames, first + columns, (width, ends[-1] + 0.1)
 
 
 @style()
 def draw_graph(graph, kernels=None, title=None):
-    """Draw a cuDNN graph: operations, real and virtual tensors, and the kernel they are meant to become.
+    """Draw a cuDNN graph: what it reads from memory, computes on the chip and writes back, and the kernel around it.
 
-    Left to right: what is read from memory, what happens on the chip, what is written back. Nothing is built; dims
-    that cuDNN has not inferred yet (before graph.validate()) are left out.
+    Nothing is built; dims that cuDNN has not inferred yet (before graph.validate()) are left out. End a notebook cell
+    with `draw_graph(g);`.
 
     graph    a cudnn.pygraph with at least one operation.
-    kernels  how many operations each kernel runs, in the order of graph.nodes: (1, 2) draws the first operation as
-             one kernel and the next two as another. Default: one fused kernel around all of them.
+    kernels  operations per kernel, in the order of graph.nodes: (1, 2) draws the first operation as one kernel and
+             the next two as another. Default: one fused kernel around all of them.
     title    text above the picture (default: the graph's name).
 
-    Returns the Figure, 7 inches wide. Raises ValueError for an empty graph, for something that is no graph, and for
-    kernels that do not add up to the graph's operations.
+    Returns the Figure, 7 inches wide. Raises ValueError for anything but a graph with operations, and for kernels
+    that do not add up to them.
     """
-    nodes = getattr(graph, "nodes", None)
-    if not nodes:
+    count = len(getattr(graph, "nodes", []))
+    if not count:
         raise ValueError(f"draw_graph: graph is {graph!r}; expected a cudnn.pygraph with at least one operation")
-    kernels = (len(nodes),) if kernels is None else tuple(kernels)
-    if any(not isinstance(k, int) or k < 1 for k in kernels) or sum(kernels) != len(nodes):
-        raise ValueError(f"draw_graph: kernels is {kernels}; expected positive counts that add up to {len(nodes)} operations")
+    kernels = (count,) if kernels is None else tuple(kernels)
+    if any(not isinstance(k, int) or k < 1 for k in kernels) or sum(kernels) != count:
+        raise ValueError(
+            f"draw_graph: kernels is {kernels}; expected positive counts that add up to {count} operations"
+        )
     title = graph._cpp_graph_kwargs.get("name", "") if title is None else title
-
-    boxes, edges, bands = _place(graph, kernels)
+    boxes, edges, rows = _boxes(graph, kernels)
     arrows, rails = _route(boxes, edges)
-    at = {place: [b for b in boxes if b.place == place] for place in ("read", 0, 1, "written")}
-    heads = {"read": "read from memory", "written": "written to memory"}
-    wide = {place: max([b.w for b in found] + [_width(heads.get(place, ""), True)] if found else [0]) for place, found in at.items()}
-
-    # Across: lane, gap with rails, kernel (column, column, rails), gap, lane; what is left of 7 inches goes to the gaps.
-    inside = 0.15 + wide[0] + (0.22 + wide[1] if at[1] else 0) + 0.13 * rails["right"] + 0.15
-    inside = max(inside, 2.35)
-    gap = 0.32 + 0.13 * rails["left"]
-    width = max(7, 0.1 + wide["read"] + gap + inside + (0.32 + wide["written"] if at["written"] else 0) + 0.1)
-    left, right = 0.1 + wide["read"] + gap, width - 0.1 - wide["written"] - (0.32 if at["written"] else 0)
-    spare = (right - left - inside) / 2
-    left, right = left + spare, right - spare
-    free = right - left - 0.3 - wide[0] - (0.22 + wide[1] if at[1] else 0) - 0.13 * rails["right"]
-    first = left + 0.15 + free / 2
-    middle = {
-        "read": 0.1 + wide["read"] / 2,
-        0: first + wide[0] / 2,
-        1: first + wide[0] + 0.22 + wide[1] / 2,
-        "written": width - 0.1 - wide["written"] / 2,
-    }
-
-    # Down: each row is as high as its kernel box or its stack of real tensors.
-    y, spans, label_y = (0.38 if title else 0.1), {}, {}
-    for row in range(max(b.row for b in boxes) + 1):
-        here = [b for b in boxes if b.row == row]
-        stacks = [[b for b in here if b.place == place] for place in middle]
-        high = max(sum(b.h + 0.07 for b in stack) - 0.07 for stack in stacks if stack)
-        band = next((k for k, rows in enumerate(bands) if rows and rows[0] == row), None)
-        if band is not None:
-            label_y[band] = y + (0.17 if row else 0)
-            y = label_y[band] + (0.50 if len(bands) == 1 else 0.32)
-        elif row:
-            y += 0.08 if any(b.kind == "virtual" for b in here) else 0.18
-        for stack in stacks:
-            top = y + (high - sum(b.h + 0.07 for b in stack) + 0.07) / 2
-            for b in stack:
-                b.x, b.y, top = middle[b.place], top + b.h / 2, top + b.h + 0.07
-        spans[row] = (y, y + high)
-        y += high
-    height = y + 0.22
+    frames, columns_end, (width, height) = _settle(boxes, rows, len(rails["left"]), len(rails["right"]), title)
 
     fig = plt.figure(figsize=(width, height), layout="none")
     ax = fig.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))  # one unit is one inch
     ax.axis("off")
-    if title:
-        ax.text(0.1, 0.19, title, ha="left", va="center", weight="bold", size=10)
-
-    def say(x, y, text, **how):
-        ax.text(x, y, text, ha="center", va="center", size=_PT, **how)
-
-    for place, head in heads.items():
-        if at[place]:
-            say(middle[place], label_y[0] + 0.16, head, color=GREY, weight="bold")
-    for k, rows in enumerate(bands):
-        top, bottom = label_y[k], spans[rows[-1]][1] + 0.12
-        ax.add_patch(
-            FancyBboxPatch(
-                (left, top), right - left, bottom - top, boxstyle="round,pad=0,rounding_size=0.1",
-                facecolor="#FDF3DC", edgecolor=COLORS["orange"], linewidth=1.2, gid="kernel", zorder=1,
-            )
-        )  # fmt: skip
-        head = "intended: one fused kernel" if len(bands) == 1 else f"kernel {k + 1} of {len(bands)}"
-        say((left + right) / 2, top + 0.16, head, weight="bold")
-        if len(bands) == 1 and any(b.kind == "virtual" for b in boxes):
-            say((left + right) / 2, top + 0.32, "dashed: virtual, never in memory", color=GREY)
+    ax.text(0.1, 0.2, title, va="center", weight="bold", size=10)
+    say = dict(ha="center", va="center", size=_POINTS)
+    left, top, inside, _ = frames[0]
+    for place, head in _HEADS.items():
+        for b in [b for b in boxes if b.place == place][:1]:
+            ax.text(b.x, top + 0.16, head, color=GREY, weight="bold", **say)
+    look = dict(
+        boxstyle="round,pad=0,rounding_size=0.1", facecolor="#FDF3DC", edgecolor=COLORS["orange"], linewidth=1.2
+    )
+    for k, (x, y, w, h) in enumerate(frames):
+        ax.add_patch(FancyBboxPatch((x, y), w, h, gid="kernel", zorder=1, **look))
+        if len(frames) > 1:  # at the side: an arrow may come in from the kernel above
+            ax.text(x + 0.1, y + 0.16, f"kernel {k + 1}", weight="bold", **(say | {"ha": "left"}))
+            continue
+        ax.text(x + w / 2, y + 0.16, "intended: one fused kernel", weight="bold", **say)
+        if any(b.kind == "virtual" for b in boxes):
+            ax.text(x + w / 2, y + 0.32, "dashed: virtual, never in memory", color=GREY, **say)
     looks = {
         "op": dict(facecolor=COLORS["blue"], edgecolor=COLORS["blue"], boxstyle="round,pad=0,rounding_size=0.08"),
         "real": dict(facecolor="white", edgecolor="black", boxstyle="square,pad=0"),
         "virtual": dict(facecolor="white", edgecolor=GREY, boxstyle="square,pad=0", linestyle=(0, (3, 2))),
-        "scalar": dict(facecolor="#F6E6EF", edgecolor=COLORS["purple"], boxstyle="round,pad=0,rounding_size=0.12"),
+        "scalar": dict(facecolor="#F8E9F1", edgecolor=COLORS["purple"], boxstyle="round,pad=0,rounding_size=0.13"),
     }
     for b in boxes:
-        corner = (b.x - b.w / 2, b.y - b.h / 2)
-        ax.add_patch(FancyBboxPatch(corner, b.w, b.h, linewidth=1, gid=b.kind, zorder=3, **looks[b.kind]))
-        for i, line in enumerate(b.lines):
-            bold = "bold" if i == 0 and b.kind in ("op", "real") else "normal"
-            color = {"op": "white", "virtual": GREY}.get(b.kind, "black")
-            say(b.x, b.y + (i - (len(b.lines) - 1) / 2) * _LINE, line, weight=bold, color=color, zorder=4)
-    inner_right = middle[1] + wide[1] / 2 if at[1] else middle[0] + wide[0] / 2
-    for arrow in arrows:
-        step = 0.13 * (arrow.get("number", 0) + 1)
-        path = _path(arrow, left - step if arrow["rail"] == "left" else inner_right + step)
-        plain = arrow["ends"][1].kind == "virtual"  # the arrowhead comes after the tensor, at who reads it
-        ax.add_patch(
-            FancyArrowPatch(
-                path=path, arrowstyle="-" if plain else "-|>", mutation_scale=9, color="#333333", linewidth=1, gid="arrow", zorder=2
-            )
-        )
+        ax.add_patch(FancyBboxPatch((b.x - b.w / 2, b.y - b.h / 2), b.w, b.h, gid=b.kind, zorder=3, **looks[b.kind]))
+        color = {"op": "white", "virtual": GREY}.get(b.kind, "black")
+        for i, line in enumerate(b.bold + b.plain):
+            weight = "bold" if i < len(b.bold) and b.kind != "scalar" else "normal"
+            line_y = b.y + (i - (len(b.bold + b.plain) - 1) / 2) * _LINE
+            ax.text(b.x, line_y, line, weight=weight, color=color, zorder=4, **say)
+    for arrow, path in zip(arrows, _paths(boxes, arrows, left, left + inside, columns_end), strict=True):
+        # No head at a virtual tensor: the arrow goes on to the operation that uses the value at once.
+        look = dict(arrowstyle="-" if arrow[2].kind == "virtual" else "-|>", mutation_scale=8, color="#333333")
+        ax.add_patch(FancyArrowPatch(path=path, gid="arrow", zorder=2, **look))
     return fig
+
+
+# --- plots ------------------------------------------------------------------------------------------------------------
+
+
+def _positive(name, values):
+    """values as a float array; ValueError unless all are finite and above zero."""
+    array = np.asarray(values, float)
+    if not array.size or not np.isfinite(array).all() or (array <= 0).any():
+        raise ValueError(f"{name} is {values!r}; expected finite numbers above zero")
+    return array
+
+
+def _axes(ax, labels, title, pad, rows=None):
+    """ax, or axes of a new figure that is high enough; with a title and one named row per label, the first on top."""
+    ax = ax or plt.subplots(figsize=(7, max(2.0, 1.0 + 0.29 * (rows or len(labels)))))[1]
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(len(labels) - 0.5, -0.5)
+    ax.grid(axis="y", visible=False)
+    ax.set_title(title, pad=pad)
+    return ax
+
+
+def _short(value):
+    """Three significant digits without an exponent: 0.0123, 1.20, 3942."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
+
+
+@style()
+def bars(labels, values, *, unit, title, errors=None, highlight=None, reference=None, log=False, ax=None):
+    """Horizontal bars, the first label on top, each value written at the end of its bar.
+
+    labels     n names.
+    values     n positive numbers in `unit`.
+    unit       label of the value axis with its unit, e.g. "time per call (ms)".
+    errors     n (low, high) pairs in the same unit, e.g. the 20 % and 80 % quantiles, drawn as whiskers.
+    highlight  the label drawn in the accent colour.
+    reference  a number, or (number, text): a vertical line.
+    log        logarithmic value axis.
+    ax         axes to draw into (default: a new figure 7 inches wide).
+
+    Returns the Figure. Raises ValueError for lengths that differ, values that are not positive, whiskers that do not
+    enclose their value, and a highlight that is no label.
+    """
+    labels, values = list(labels), _positive("bars: values", values)
+    if values.shape != (len(labels),):
+        raise ValueError(f"bars: {len(labels)} labels but values of shape {values.shape}; expected one value per label")
+    ends = values
+    if errors is not None:
+        errors = _positive("bars: errors", errors)
+        if errors.shape != (len(labels), 2) or (errors[:, 0] > values).any() or (errors[:, 1] < values).any():
+            raise ValueError(f"bars: errors is {errors.tolist()}; expected a (low, high) pair around each of {values}")
+        ends = errors[:, 1]
+        errors = np.abs(errors.T - values)
+    if highlight is not None and highlight not in labels:
+        raise ValueError(f"bars: highlight is {highlight!r}; expected one of {labels}")
+    ax = _axes(ax, labels, title, 6 if reference is None else 18)
+    colors = [COLORS["vermillion"] if label == highlight else COLORS["sky"] for label in labels]
+    whiskers = dict(ecolor="black", capsize=2.5, error_kw={"elinewidth": 1})
+    ax.barh(range(len(labels)), values, 0.66, color=colors, xerr=errors, log=log, **whiskers)
+    for row, (value, end) in enumerate(zip(values, ends, strict=True)):
+        weight = "bold" if labels[row] == highlight else "normal"
+        number = dict(weight=weight, size=_POINTS, bbox=dict(facecolor="white", edgecolor="none", pad=0.5))
+        ax.annotate(_short(value), (end, row), (5, 0), textcoords="offset points", va="center", **number)
+    top = ends.max()
+    if reference is not None:
+        number, text = reference if isinstance(reference, (tuple, list)) else (reference, _short(reference))
+        ax.axvline(number, color="black", linestyle="--", linewidth=1)
+        above = ax.get_xaxis_transform()
+        ax.annotate(text, (number, 1), (0, 2), above, "offset points", ha="center", va="bottom", size=_POINTS)
+        top = max(top, number)
+    low = min(ends.min(), values.min() if reference is None else min(values.min(), number))
+    ax.set_xlim((low / 2, top * (top * 2 / low) ** 0.15) if log else (0, top * 1.15))
+    if log:
+        ax.xaxis.set_major_formatter("{x:g}")
+    ax.set_xlabel(unit + (" · whiskers: 20–80 % of the runs" if errors is not None else ""))
+    return ax.figure
+
+
+@style()
+def speedup(labels, ratios, *, title, baseline, ax=None):
+    """Ratios of times as stems that leave 1.0 to the right (faster) or to the left (slower), on a log axis.
+
+    labels    n names, the first on top.
+    ratios    n positive numbers, time of the baseline / our time; or a dict {"vs eager": n numbers, ...}.
+    baseline  what the ratios compare with, for the axis label, e.g. "PyTorch eager".
+    ax        axes to draw into (default: a new figure 7 inches wide).
+
+    Returns the Figure. Raises ValueError for lengths that differ and for ratios that are not positive.
+    """
+    labels = list(labels)
+    series = ratios if isinstance(ratios, dict) else {None: ratios}
+    series = {name: _positive("speedup: ratios", values) for name, values in series.items()}
+    for name, values in series.items():
+        if values.shape != (len(labels),):
+            raise ValueError(
+                f"speedup: {len(labels)} labels but {name or 'ratios'} of shape {values.shape}, expected equal"
+            )
+    ax = _axes(ax, labels, title, 18, len(labels) * (len(series) + 1) / 2)
+    looks = [("o", "blue"), ("s", "orange"), ("D", "green"), ("^", "purple")]
+    if len(series) > len(looks):
+        raise ValueError(f"speedup: {len(series)} series; expected at most {len(looks)}")
+    everything = np.concatenate(list(series.values()))
+    for k, (name, values) in enumerate(series.items()):
+        marker, color = looks[k][0], COLORS[looks[k][1]]
+        rows = np.arange(len(labels)) + (k - (len(series) - 1) / 2) * 0.8 / len(series)
+        ax.hlines(rows, 1, values, color=color, linewidth=2)
+        filled = [color if v >= 1 else "white" for v in values]  # hollow: slower
+        ax.scatter(values, rows, s=34, c=filled, edgecolors=color, marker=marker, linewidths=1.5, zorder=3)
+        if name is not None:
+            ax.scatter([], [], color=color, marker=marker, label=name)
+        for value, row in zip(values, rows, strict=True):
+            ha, x = ("left", 7) if value >= 1 else ("right", -7)
+            outside = dict(textcoords="offset points", ha=ha, va="center", size=_POINTS)
+            ax.annotate(f"×{value:.2f}", (value, row), (x, 0), **outside)
+    reach = max(abs(np.log(everything)).max(), np.log(1.2))
+    low, high = np.log(min(everything.min(), 1)), np.log(max(everything.max(), 1))
+    ax.set_xscale("log")
+    ax.set_xlim(math.exp(min(low, -0.25 * reach) - 0.3 * reach), math.exp(max(high, 0.25 * reach) + 0.3 * reach))
+    steps = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100]
+    ticks = [t for t in steps if ax.get_xlim()[0] < t < ax.get_xlim()[1]]
+    ticks = [t for t in ticks if t == 1 or abs(math.log(t)) > 0.09 * np.ptp(np.log(ax.get_xlim()))]
+    ax.set_xticks(ticks, [f"{t:g}×" for t in ticks])
+    ax.minorticks_off()
+    ax.axvline(1, color="black", linewidth=1)
+    ax.axvspan(ax.get_xlim()[0], 1, color="#EFEFEF", zorder=0)
+    for text, x, ha in (("◀ slower", -6, "right"), ("faster ▶", 6, "left")):
+        at = dict(xycoords=ax.get_xaxis_transform(), textcoords="offset points")
+        ax.annotate(text, (1, 1), (x, 2), ha=ha, va="bottom", weight="bold", size=_POINTS, **at)
+    ax.set_xlabel(f"speed-up over {baseline} (ratio of times, 1× = equal)")
+    if None not in series:
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), handletextpad=0.2)
+    return ax.figure
+
+
+@style()
+def roofline(points, *, peak_tflops, peak_gbs, title, ax=None):
+    """Roofline: where each kernel stands below the measured ceilings of this GPU (both axes logarithmic).
+
+    points       (label, flop, bytes, seconds) tuples: FLOP executed, bytes moved to and from memory, time in seconds.
+    peak_tflops  measured compute ceiling in TFLOP/s.
+    peak_gbs     measured memory bandwidth in GB/s.
+    ax           axes to draw into (default: a new figure 7 inches wide); the key stands to their right.
+
+    Points are numbered; the key says what they are and how much of the roof above them they reach.
+    Returns the Figure. Raises ValueError for a point of another form and for numbers that are not positive.
+    """
+    points = list(points)
+    if not points or any(len(p) != 4 for p in points):
+        raise ValueError(f"roofline: points is {points!r}; expected (label, flop, bytes, seconds) tuples, at least one")
+    flop, size, seconds = _positive("roofline: flop, bytes, seconds", [p[1:] for p in points]).T
+    peak, bandwidth = _positive("roofline: peak_tflops, peak_gbs", (peak_tflops, peak_gbs / 1000))
+    x, y, ridge = flop / size, flop / seconds / 1e12, peak / bandwidth
+    reach = y / np.minimum(peak, x * bandwidth)
+    ax = ax or plt.subplots()[1]
+    ends = np.array([min(x.min(), ridge) / 6, max(x.max(), ridge) * 4])
+    ax.loglog()
+    ax.set(xlim=ends, ylim=(min(y.min(), ends[0] * bandwidth * 4) / 2.5, max(peak, y.max()) * 4))
+    ax.plot([ends[0], ridge, ends[1]], [ends[0] * bandwidth, peak, peak], color="black", linewidth=1.5, zorder=2)
+    corner = dict(color=COLORS["orange"], markeredgecolor="black", zorder=3)
+    ax.plot(ridge, peak, "D", label=f"ridge: {ridge:.0f} FLOP/byte", **corner)
+    above = dict(textcoords="offset points", size=_POINTS, va="bottom")
+    ax.annotate(f"measured {_short(peak)} TFLOP/s", (ends[1], peak), (-2, 4), ha="right", **above)
+    slope = math.sqrt(ends[0] * ridge)
+    ax.annotate(f"measured\n{_short(peak_gbs)} GB/s", (slope, slope * bandwidth), (-4, 4), ha="right", **above)
+    ax.plot(x, y, "o", color=COLORS["blue"], markersize=4, zorder=4)
+    for n, point in enumerate(points):
+        ax.plot([], [], " ", label=f"{n + 1}  {point[0]}: {100 * reach[n]:.0f} %")
+    key = dict(handlelength=0.8, alignment="left", title="per cent of the roof above it")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), **key)
+    ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="throughput (TFLOP/s)")
+    ax.set_title(title)
+
+    # Each number goes to the nearest free place around its point, under the roof, away from other points and numbers.
+    ax.figure.draw_without_rendering()  # settles where points are on the page
+    to_page = lambda *xy: ax.transData.transform(np.column_stack(xy)) * 72 / ax.figure.dpi  # noqa: E731
+    roof = np.geomspace(*ends, 400)
+    spots, roof = to_page(x, y), to_page(roof, np.minimum(peak, roof * bandwidth))
+    circle = [(r * math.cos(a), r * math.sin(a)) for r in (9, 14, 20, 28, 38) for a in np.arange(12) * math.pi / 6]
+    numbers = np.empty((0, 2))
+    for n, spot in enumerate(spots):
+        under = y[n] < min(peak, x[n] * bandwidth)
+        for offset in [*circle, circle[0]]:
+            at = spot + offset
+            near = (numbers, at, 13), (numbers, (at + spot) / 2, 9), (spots, at, 8), (roof, at, 8)
+            clear = all((np.hypot(*(others - place).T) > room).all() for others, place, room in near)
+            if clear and (at[1] < np.interp(at[0], *roof.T) or not under):
+                break
+        numbers = np.vstack([numbers, spot + offset])
+        leader = dict(arrowstyle="-", color=GREY, linewidth=0.6, shrinkA=0, shrinkB=2)
+        how = dict(ha="center", va="center", size=_POINTS, weight="bold", arrowprops=leader)
+        ax.annotate(str(n + 1), (x[n], y[n]), offset, textcoords="offset points", **how)
+    return ax.figure

@@ -1,5 +1,6 @@
 """Describing tensors, building a graph in cuDNN's five steps, and executing the plan with every tensor checked."""
 
+import re
 import time
 from typing import NamedTuple
 
@@ -8,22 +9,30 @@ import torch
 
 from . import reference
 from .dtypes import short_name, to_cudnn, to_torch
-from .target import target
+from .target import DRIVER, target
 
 ALIGNMENT = 16  # bytes; cuDNN assumes it of every tensor unless told otherwise
 AUTO = object()  # workspace=AUTO: Plan allocates what the plan needs
 
 
 class GraphError(RuntimeError):
-    """cuDNN or a check before it refused a graph. `step` names the step, `reason` is cuDNN's last message."""
+    """cuDNN or a check before it refused a graph. `step` names the step, `reason` is cuDNN's whole message."""
 
     def __init__(self, graph, step, reason, action):
         self.step, self.reason = step, reason
         operations = "\n".join(f"    {describe_node(node)}" for node in graph.nodes) or "    (none)"
+        cause, _, detail = reason.partition("\n")
+        # cuDNN gives several lines for each engine that it tried; the first one says what that engine lacks.
+        engines = re.findall(r'"engineId":(\d+).*\n\w+: CUDNN_STATUS_(\w+); Reason: (.*)', detail)
+        if not engines:
+            cause, detail = reason, ""
+        causes = "".join(f"\n    engine {number}: {status}: {text}" for number, status, text in engines)
+        if "PREREQUISITE_MISSING" in detail and "libcuda" in detail:
+            action = f"engines that compile at run time could not load a driver library ({DRIVER})"
         super().__init__(
             f"graph '{graph_name(graph)}' failed at step '{step}' for {target.name} (SM{target.sm}), "
-            f"cuDNN {cudnn.backend_version_string()}\n"
-            f"  cause: {reason}\n  operations:\n{operations}\n  next: {action}"
+            f"cuDNN {cudnn.backend_version_string()}\n  cause: {cause}{causes}\n  operations:\n{operations}\n"
+            f"  next: {action}" + (f"\n  cuDNN's message in full:\n{detail.strip()}" if detail else "")
         )
 
 
@@ -95,7 +104,9 @@ def _placed(tensor, rank, axis=None):
 
 
 def _check_strides(name, dims, strides):
-    """Raises ValueError where two elements share a place in memory."""
+    """Raises ValueError where two elements share a place in memory, or where dims and strides differ in number."""
+    if len(dims) != len(strides):
+        raise ValueError(f"{name}: {len(dims)} dims {tuple(dims)} need as many strides, got {tuple(strides)}")
     axes = sorted((s, d) for d, s in zip(dims, strides, strict=True) if d > 1)
     if axes and axes[0][0] == 0:
         raise ValueError(
@@ -286,10 +297,11 @@ class Plan:
         if not target.live:
             by_tensor = {t: given[t.uid] for t in (*self.inputs, *self.outputs)}
             return lambda: reference.evaluate(self.graph, by_tensor)
-        execute, handle, uids, buffers = self.graph.execute, target.handle, tuple(given), tuple(given.values())
+        execute, handle, ordinal = self.graph.execute, target.handle, self._device.index
+        uids, buffers = tuple(given), tuple(given.values())
 
         def run_bound():
-            execute(buffers, workspace, handle=handle(), tensor_uids=uids)
+            execute(buffers, workspace, handle=handle(ordinal), tensor_uids=uids)
 
         return run_bound
 
@@ -341,7 +353,10 @@ class Plan:
         if isinstance(workspace, torch.Tensor):
             size, place = workspace.numel() * workspace.element_size(), workspace.device
             if size >= need and (place != self._device or not workspace.is_contiguous()):
-                raise ValueError(f"workspace: expected a contiguous tensor on {self._device}, got one on {place}")
+                got = f"{'a contiguous' if workspace.is_contiguous() else 'a strided'} one on {place}"
+                raise ValueError(f"workspace: expected a contiguous tensor on {self._device}, got {got}")
+            if size >= need > 0 and workspace.data_ptr() % ALIGNMENT:
+                raise ValueError(f"workspace: expected memory aligned to {ALIGNMENT} bytes, got a slice that is not")
         else:
             size = 0
             if workspace not in (None, 0):

@@ -56,7 +56,7 @@ def import_cudnn():
             f"cudnn could not be imported ({_first_line(error)}); these notebooks need it: {GET_FRONTEND}"
         ) from None
     if not hasattr(cudnn, "pygraph"):
-        place = getattr(cudnn, "__file__", None) or "a folder without __init__.py"
+        place = getattr(cudnn, "__file__", None) or f"the folder {next(iter(cudnn.__path__))} without __init__.py"
         raise SetupError(
             f"the module cudnn that Python found ({place}) is not NVIDIA's cuDNN frontend; "
             f"rename or remove it, then {GET_FRONTEND}"
@@ -78,6 +78,12 @@ def _check_backend(cudnn):
         raise SetupError(
             f"no libcudnn.so.9 was found; cuDNN {dotted(MIN_CUDNN)} or newer is needed: {GET_TORCH}"
         ) from None
+    replaced = [path for path in loaded_libraries("libcudnn") if path.endswith(" (deleted)")]
+    if replaced:
+        raise SetupError(
+            f"{replaced[0].removesuffix(' (deleted)')} was removed or replaced after this process had loaded it; "
+            f"restart the kernel, and if this persists, {GET_TORCH}"
+        )
     places = {path: cudnn_version(number) for path, number in _loaded_versions().items()}
     listing = ", ".join(f"{dotted(v)} from {path}" for path, v in sorted(places.items()))
     if len(set(places.values())) > 1:

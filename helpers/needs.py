@@ -6,13 +6,14 @@ from .target import target
 def parse_needs(source):
     """Splits a cell's source that starts with `%%needs gpu sm89: what still runs`.
 
-    Returns (requirements, note): (["gpu", "sm89"], "what still runs"). Returns None for a cell without such a line.
+    Returns (requirements, note): (["gpu", "sm89"], "What still runs"). Returns None for a cell without such a line.
     """
     first = source.lstrip().split("\n", 1)[0]
     if first.split(maxsplit=1)[:1] != ["%%needs"]:
         return None
     words, _, note = first.removeprefix("%%needs").partition(":")
-    return words.split(), note.strip()
+    note = note.strip()
+    return words.split(), note[:1].upper() + note[1:]
 
 
 def skip_reason(source):
@@ -41,7 +42,8 @@ def transform_cell(lines):
         raise SyntaxError(str(error)) from None
     if reason:
         note = parse_needs(source)[1]
-        return [f"print({'Skipped: ' + reason + '.' + (' ' + note if note else '')!r})\n"]
+        line = f"Skipped: {reason}." + (f" {note.rstrip('.')}." if note else "")
+        return [f"print({line!r})\n"]
     if parse_needs(source):
         start = next(index for index, line in enumerate(lines) if line.strip())
         # An empty line in its place keeps the line numbers of error messages right.

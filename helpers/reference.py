@@ -22,21 +22,10 @@ import cudnn
 import torch
 from torch.nn import functional
 
-_TORCH_DTYPE = {
-    cudnn.data_type.DOUBLE: torch.float64,
-    cudnn.data_type.FLOAT: torch.float32,
-    cudnn.data_type.HALF: torch.float16,
-    cudnn.data_type.BFLOAT16: torch.bfloat16,
-    cudnn.data_type.FP8_E4M3: torch.float8_e4m3fn,
-    cudnn.data_type.FP8_E5M2: torch.float8_e5m2,
-    cudnn.data_type.INT8: torch.int8,
-    cudnn.data_type.UINT8: torch.uint8,
-    cudnn.data_type.INT32: torch.int32,
-    cudnn.data_type.INT64: torch.int64,
-    cudnn.data_type.BOOLEAN: torch.bool,
-}
+from .dtypes import to_torch
+
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-# Integer arithmetic is done in float64, exact up to 2^53: PyTorch has no integer convolution.
+# Integer arithmetic is done in float64, exact up to 2^53: PyTorch's convolutions and matmuls on a GPU take floats only.
 _FLOAT64_COMPUTE = (torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64)
 
 
@@ -48,8 +37,8 @@ def evaluate(graph, tensors):
 
     graph    a validated (or built) cudnn.pygraph.
     tensors  {cudnn.Tensor: torch.Tensor} with every input and output that is not virtual, of the described dtype. A
-             tensor whose shape is not the described one (a (C,) bias described as (1, C, 1, 1)) is read by the
-             described dims and strides, as cuDNN does.
+             tensor of the described shape is taken as it is, whatever its strides. One of another shape (a (C,) bias
+             described as (1, C, 1, 1)) is read by the described dims and strides, as cuDNN does.
 
     Raises ValueError (a tensor is missing or has another element count), TypeError (another dtype) or
     NotImplementedError (see the module); no output has been touched then.
@@ -93,14 +82,13 @@ def _real_outputs(graph):
 
 
 def _dtype_of(data_type):
-    """torch dtype of a cudnn.data_type; float32 where none is set or a type is only a way to compute."""
-    if isinstance(data_type, torch.dtype):
-        return data_type
-    if data_type in (None, cudnn.data_type.NOT_SET, cudnn.data_type.FAST_FLOAT_FOR_FP8):
+    """torch dtype of a description's data type, float32 where none is set; None for a type that PyTorch lacks."""
+    if data_type in (None, cudnn.data_type.NOT_SET):
         return torch.float32
-    if data_type not in _TORCH_DTYPE:
-        raise NotImplementedError(f"the reference has no {data_type}")
-    return _TORCH_DTYPE[data_type]
+    try:
+        return to_torch(data_type)
+    except TypeError:
+        return None
 
 
 def _view(tensor, tensors):
@@ -118,9 +106,6 @@ def _view(tensor, tensors):
 
 
 def _read(tensor, tensors, device):
-    for attribute in ("ragged_offset", "reordering_type"):
-        if getattr(tensor, attribute) is not None:
-            raise NotImplementedError(f"tensor '{tensor.name}': {attribute} is not evaluated by the reference")
     if tensor.pass_by_value is not None and tensor not in tensors:  # a constant that is part of the graph
         kind = torch.int64 if isinstance(tensor.pass_by_value, int) else torch.float32
         return torch.full(tuple(tensor.dim), tensor.pass_by_value, dtype=kind, device=device)
@@ -142,19 +127,15 @@ def _store(value, dtype):
 @contextlib.contextmanager
 def _full_float32():
     """Switches TF32 off for convolutions and matmuls inside."""
-    conv, matmul = torch.backends.cudnn.conv, torch.backends.cuda.matmul
-    if hasattr(matmul, "fp32_precision"):  # PyTorch 2.9 and later, which refuse to mix it with allow_tf32
-        places, attribute, off = (conv, matmul), "fp32_precision", "ieee"
-    else:
-        places, attribute, off = (torch.backends.cudnn, matmul), "allow_tf32", False
-    before = [getattr(place, attribute) for place in places]
+    places = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    before = [place.fp32_precision for place in places]
     try:
         for place in places:
-            setattr(place, attribute, off)
+            place.fp32_precision = "ieee"
         yield
     finally:
         for place, value in zip(places, before, strict=True):
-            setattr(place, attribute, value)
+            place.fp32_precision = value
 
 
 # --- which nodes can be evaluated ------------------------------------------------------------------------------------
@@ -180,12 +161,17 @@ def _checked_function(node):
     if node.node_type.name not in _NODES:
         raise NotImplementedError(f"{_label(node)}: this node type is not evaluated by the reference")
     function, honoured = _NODES[node.node_type.name]
-    ports = [port for port in (*node.inputs, *node.outputs) if port not in honoured]
     # None, False and 0.0 are how the frontend records 'not used'.
-    attributes = [k for k, v in node.params.items() if k not in honoured and v is not None and v != 0]
-    for name in (*ports, *attributes):
-        name = "dropout" if "dropout" in name else name
-        raise NotImplementedError(f"{_label(node)}: '{name}' is not evaluated by the reference")
+    used = [*node.inputs, *node.outputs, *(k for k, v in node.params.items() if v is not None and v != 0)]
+    refused = ["dropout" if "dropout" in name else name for name in used if name not in honoured]
+    if refused:
+        raise NotImplementedError(f"{_label(node)}: '{refused[0]}' is not evaluated by the reference")
+    for tensor in (*node.inputs.values(), *node.outputs.values()):
+        for attribute in ("ragged_offset", "reordering_type"):
+            if getattr(tensor, attribute) is not None:
+                raise NotImplementedError(f"{_label(node)}: '{tensor.name}' has a {attribute}; it is not evaluated")
+        if _dtype_of(tensor.data_type) is None:
+            raise NotImplementedError(f"{_label(node)}: '{tensor.name}' is {tensor.data_type}; it is not evaluated")
     return function
 
 
@@ -247,8 +233,6 @@ def _matmul(node, x):
 
 def _relu(x, negative_slope=None, lower_clip=None, upper_clip=None):
     slope, low = negative_slope or 0.0, lower_clip or 0.0
-    if slope and low:
-        raise NotImplementedError("relu with both negative_slope and lower_clip is not evaluated by the reference")
     y = torch.where(x <= low, slope * x if slope else torch.full_like(x, low), x)  # a NaN stays
     return y if upper_clip is None else torch.where(y >= upper_clip, upper_clip, y)
 
@@ -258,23 +242,10 @@ def _index(x, axis):
     return torch.arange(x.shape[axis], dtype=x.dtype, device=x.device).view(shape).expand(x.shape)
 
 
-_TORCH_NAMES = (
-    "abs",
-    "ceil",
-    "cos",
-    "div",
-    "erf",
-    "exp",
-    "floor",
-    "log",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "mul",
-)
-_TORCH_NAMES += ("neg", "pow", "reciprocal", "rsqrt", "sigmoid", "sin", "sqrt", "sub", "tan", "tanh")
+_SAME_NAME = ("abs", "ceil", "cos", "div", "erf", "exp", "floor", "log", "logical_and", "logical_not", "logical_or")
+_SAME_NAME += ("mul", "neg", "pow", "reciprocal", "rsqrt", "sigmoid", "sin", "sqrt", "sub", "tan", "tanh")
 # Keyed by the pygraph method's name. Formulas: cudnnPointwiseMode_t in the cuDNN API reference, torch.nn.functional.
-_POINTWISE = {name: getattr(torch, name) for name in _TORCH_NAMES} | {
+_POINTWISE = {name: getattr(torch, name) for name in _SAME_NAME} | {
     "identity": lambda x: x,
     "add": torch.add,
     "bias": torch.add,
@@ -309,6 +280,8 @@ def _pointwise(node, x):
     function = _POINTWISE.get(mode.removesuffix("_backward"))
     if function is None:
         raise NotImplementedError(f"{_label(node)}: mode '{mode}' is not evaluated by the reference")
+    if options.get("negative_slope") and options.get("lower_clip"):  # no document says where the slope starts
+        raise NotImplementedError(f"{_label(node)}: 'negative_slope' together with 'lower_clip' is not evaluated")
     inputs = [x[f"IN_{i}"] for i in range(len(x))]
     if mode.endswith("_backward"):
         return {"OUT_0": _gradient(lambda value: function(value, **options), inputs[1], inputs[0])}

@@ -92,20 +92,25 @@ class Target:
                 lacking.append(f"needs SM{sm[1]}, found SM{self.sm} ({self.name})")
         return "; ".join(lacking)
 
-    def handle(self):
-        """The cuDNN handle of the current device and thread, set to PyTorch's current stream. None if recorded.
+    def handle(self, ordinal=None):
+        """The cuDNN handle of this thread for the current device, or for device `ordinal`; None if recorded.
 
-        A handle may not be used by two threads at once and belongs to one device, hence one for each pair.
+        It is set to PyTorch's current stream on that device. A handle belongs to one device and may not be used by two
+        threads at once, hence one for each pair.
         """
         if not self.live:
             return None
-        ordinal = torch.cuda.current_device()
-        handles = _thread.__dict__.setdefault("handles", {})
-        if ordinal not in handles:
-            handles[ordinal] = cudnn.create_handle()
-        # set_stream keeps the stream it was last given and calls cuDNN only when it differs.
-        cudnn.set_stream(handles[ordinal], torch._C._cuda_getCurrentRawStream(ordinal))
-        return handles[ordinal]
+        if ordinal is None:
+            ordinal = torch.cuda.current_device()
+        try:
+            handle = _thread.handles[ordinal]
+        except (AttributeError, KeyError):
+            with torch.cuda.device(ordinal):
+                handle = _thread.__dict__.setdefault("handles", {})[ordinal] = cudnn.create_handle()
+        stream = _raw_stream(ordinal)
+        if handle.stream != stream:
+            cudnn.set_stream(handle, stream)
+        return handle
 
     def graph_arguments(self):
         """Keyword arguments with which cudnn.pygraph builds for this target: a handle, or recorded properties."""
@@ -128,6 +133,9 @@ class Target:
 
 
 _thread = threading.local()
+# What torch.cuda.current_stream(ordinal).cuda_stream returns, without making a Stream object: `handle` is called before
+# every launch. A build of torch without CUDA lacks it.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 @functools.cache
