@@ -4,7 +4,7 @@ from helpers import bench, build, describe, draw_graph, new_graph, target
 """
 
 from . import target as _target  # first: it stops with a clear sentence where torch or cuDNN can't be used
-from . import bench, draw, needs, reference
+from . import bench, libcudnn, needs, plots, reference
 from .draw import draw_graph
 from .graph import AUTO, GraphError, Plan, build, describe, new_graph, scalar
 from .libcudnn import SetupError
@@ -20,9 +20,10 @@ __all__ = [
     "bench",
     "build",
     "describe",
-    "draw",
     "draw_graph",
+    "libcudnn",
     "new_graph",
+    "plots",
     "reference",
     "scalar",
     "target",

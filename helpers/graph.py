@@ -180,7 +180,7 @@ def build(graph, heuristics=(cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK)):
         started = time.perf_counter()
         try:
             call()
-        except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError, NotImplementedError) as error:
+        except Exception as error:  # the frontend raises a dozen types, AssertionError of its analysers among them
             raise GraphError(graph, name, _reason(error), action) from error
         steps.append(Step(name, (time.perf_counter() - started) * 1e3, produced()))
 
@@ -248,15 +248,16 @@ def _plan_name(graph):
 class Plan:
     """A built graph, ready to run: on the GPU, or by the reference on the CPU for a recorded target.
 
-    steps          the five steps of the build (list of Step).
+    graph          a cudnn.pygraph that went through the five steps.
+    steps          how long each took and what it produced (list of Step).
     name           engine and knobs of the chosen candidate, as cuDNN names it.
     notes          its behaviour notes.
     workspace_bytes  bytes of scratch memory that it needs on the device.
     inputs, outputs  the real tensors (cudnn.Tensor) that `run` takes, in the graph's order.
     """
 
-    def __init__(self, graph, steps):
-        self.graph, self.steps = graph, steps
+    def __init__(self, graph, steps=()):
+        self.graph, self.steps = graph, list(steps)
         self.name = _plan_name(graph)
         self.notes = graph.get_behavior_notes_for_plan_at_index(graph._plan_index)
         self.workspace_bytes = graph.get_workspace_size()
@@ -274,7 +275,8 @@ class Plan:
     def __str__(self):
         title = f"{graph_name(self.graph)}: {self.name} · workspace {self.workspace_bytes:,} bytes"
         lines = [f"  {s.name:<23} {s.ms:9.1f} ms   {s.produced}" for s in self.steps]
-        return "\n".join([title, *lines, f"  {'total':<23} {self.build_ms:9.1f} ms"])
+        total = [f"  {'total':<23} {self.build_ms:9.1f} ms"] if lines else []
+        return "\n".join([title, *lines, *total])
 
     def run(self, tensors, workspace=AUTO):
         """Executes the plan on PyTorch's current stream; results are written into the given output tensors.

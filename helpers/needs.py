@@ -1,5 +1,7 @@
 """The %%needs line that says what a cell needs, and skips the cell with one printed line where that is missing."""
 
+import re
+
 from .target import target
 
 
@@ -9,7 +11,7 @@ def parse_needs(source):
     Returns (requirements, note): (["gpu", "sm89"], "What still runs"). Returns None for a cell without such a line.
     """
     first = source.lstrip().split("\n", 1)[0]
-    if first.split(maxsplit=1)[:1] != ["%%needs"]:
+    if not re.match(r"%%needs\b", first):
         return None
     words, _, note = first.removeprefix("%%needs").partition(":")
     note = note.strip()
@@ -46,8 +48,10 @@ def transform_cell(lines):
         return [f"print({line!r})\n"]
     if parse_needs(source):
         start = next(index for index, line in enumerate(lines) if line.strip())
-        # An empty line in its place keeps the line numbers of error messages right.
-        return [*lines[:start], "\n", *lines[start + 1 :]]
+        rest = lines[start + 1 :]
+        # A comment in its place keeps the line numbers of error messages right; IPython would drop an empty line. A
+        # cell magic such as %%time has to be the first line, though.
+        return rest if rest and rest[0].startswith("%%") else ["# %%needs: has it\n", *rest]
     return lines
 
 

@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Text
 
-from helpers import draw
+from helpers import draw, plots
 
 DT = cudnn.data_type
 
@@ -358,7 +358,7 @@ TIMES = [0.31, 0.082, 0.124, 0.0614, 0.095, 0.043, 0.0712, 0.0391, 0.0655, 1.92]
 def test_bars(log):
     spread = [(0.95 * t, 1.1 * t) for t in TIMES]
     how = dict(unit="time per call (ms)", title="Fused convolution", errors=spread, highlight=LAYERS[4], log=log)
-    fig = draw.bars(LAYERS, TIMES, **how, reference=(0.7, "eager 0.7 ms"))
+    fig = plots.bars(LAYERS, TIMES, **how, reference=(0.7, "eager 0.7 ms"))
     assert_page_is_clean(fig)
     ax = fig.axes[0]
     assert "(ms)" in ax.get_xlabel() and "20–80 %" in ax.get_xlabel()
@@ -374,7 +374,7 @@ def test_bars(log):
 
 def test_speedup_marks_both_sides():
     ratios = [1.23, 1.04, 1.61, 0.93, 1.4, 0.71, 1.05, 2.3, 1.12, 3.9]
-    fig = draw.speedup(LAYERS, ratios, title="Against PyTorch", baseline="PyTorch eager")
+    fig = plots.speedup(LAYERS, ratios, title="Against PyTorch", baseline="PyTorch eager")
     assert_page_is_clean(fig)
     ax = fig.axes[0]
     one = ax.transData.transform((1, 0))[0]
@@ -386,7 +386,7 @@ def test_speedup_marks_both_sides():
 
 def test_speedup_with_several_series():
     series = {"vs eager": [1.2, 0.8, 2.5], "vs torch.compile": [1.1, 0.7, 1.3]}
-    fig = draw.speedup(LAYERS[:3], series, title="Both", baseline="each rival")
+    fig = plots.speedup(LAYERS[:3], series, title="Both", baseline="each rival")
     assert_page_is_clean(fig)
     assert [t.get_text() for t in fig.axes[0].get_legend().get_texts()] == list(series)
 
@@ -397,7 +397,7 @@ def test_roofline():
     roof = [min(780e12, i * 4100e9) for i in intensity]
     names = [*LAYERS, "RMSNorm"]
     points = [(n, 2e11, 2e11 / i, 2e11 / (s * r)) for n, i, s, r in zip(names, intensity, share, roof, strict=True)]
-    fig = draw.roofline(points, peak_tflops=780, peak_gbs=4100, title="H200, bf16")
+    fig = plots.roofline(points, peak_tflops=780, peak_gbs=4100, title="H200, bf16")
     assert_page_is_clean(fig)
     ax = fig.axes[0]
     assert "FLOP/byte" in ax.get_xlabel() and "TFLOP/s" in ax.get_ylabel()
@@ -410,7 +410,7 @@ def test_roofline():
 
 
 def test_roofline_numbers_points_that_coincide():
-    fig = draw.roofline(
+    fig = plots.roofline(
         [(f"layer {i}", 2e11, 1e9, 4e-4) for i in range(8)], peak_tflops=780, peak_gbs=4100, title="Same"
     )
     assert_page_is_clean(fig)
@@ -418,25 +418,25 @@ def test_roofline_numbers_points_that_coincide():
 
 def test_plots_draw_into_given_axes():
     fig, axes = plt.subplots(2)
-    assert draw.bars(["a"], [1.0], unit="ms", title="", ax=axes[0]) is fig
-    assert draw.speedup(["a"], [1.5], title="", baseline="eager", ax=axes[1]) is fig
+    assert plots.bars(["a"], [1.0], unit="ms", title="", ax=axes[0]) is fig
+    assert plots.speedup(["a"], [1.5], title="", baseline="eager", ax=axes[1]) is fig
     assert len(plt.get_fignums()) == 1
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: draw.bars(["a"], [1, 2], unit="ms", title=""), "1 labels"),
-        (lambda: draw.bars(["a"], [-1], unit="ms", title=""), "above zero"),
-        (lambda: draw.bars(["a"], [float("nan")], unit="ms", title=""), "finite"),
-        (lambda: draw.bars(["a"], [1], unit="ms", title="", errors=[(1.1, 1.2)]), "pair around"),
-        (lambda: draw.bars(["a"], [1], unit="ms", title="", highlight="b"), "highlight is 'b'"),
-        (lambda: draw.speedup(["a"], [0], title="", baseline="x"), "above zero"),
-        (lambda: draw.speedup(["a"], {"s": [1, 2]}, title="", baseline="x"), "1 labels but s"),
-        (lambda: draw.roofline([], peak_tflops=1, peak_gbs=1, title=""), "at least one"),
-        (lambda: draw.roofline([("a", 1, 1)], peak_tflops=1, peak_gbs=1, title=""), "seconds"),
-        (lambda: draw.roofline([("a", 1, 1, 0)], peak_tflops=1, peak_gbs=1, title=""), "above zero"),
-        (lambda: draw.roofline([("a", 1, 1, 1)], peak_tflops=0, peak_gbs=1, title=""), "above zero"),
+        (lambda: plots.bars(["a"], [1, 2], unit="ms", title=""), "1 labels"),
+        (lambda: plots.bars(["a"], [-1], unit="ms", title=""), "above zero"),
+        (lambda: plots.bars(["a"], [float("nan")], unit="ms", title=""), "finite"),
+        (lambda: plots.bars(["a"], [1], unit="ms", title="", errors=[(1.1, 1.2)]), "pair around"),
+        (lambda: plots.bars(["a"], [1], unit="ms", title="", highlight="b"), "highlight is 'b'"),
+        (lambda: plots.speedup(["a"], [0], title="", baseline="x"), "above zero"),
+        (lambda: plots.speedup(["a"], {"s": [1, 2]}, title="", baseline="x"), "1 labels but s"),
+        (lambda: plots.roofline([], peak_tflops=1, peak_gbs=1, title=""), "at least one"),
+        (lambda: plots.roofline([("a", 1, 1)], peak_tflops=1, peak_gbs=1, title=""), "seconds"),
+        (lambda: plots.roofline([("a", 1, 1, 0)], peak_tflops=1, peak_gbs=1, title=""), "above zero"),
+        (lambda: plots.roofline([("a", 1, 1, 1)], peak_tflops=0, peak_gbs=1, title=""), "above zero"),
     ],
 )
 def test_bad_input_raises_before_a_figure_opens(call, message):
@@ -446,6 +446,6 @@ def test_bad_input_raises_before_a_figure_opens(call, message):
 
 
 def test_style_is_applied_inside_only():
-    with draw.style():
+    with plots.style():
         assert plt.rcParams["axes.titlelocation"] == "left"
     assert plt.rcParams["axes.titlelocation"] == "center"
