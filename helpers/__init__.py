@@ -4,9 +4,10 @@ from helpers import bench, build, describe, draw_graph, new_graph, target
 """
 
 from . import target as _target  # first: it stops with a clear sentence where torch or cuDNN can't be used
-from . import bench, libcudnn, needs, plots, reference
+from . import bench, fp8, libcudnn, needs, plots, reference
 from .draw import draw_graph
 from .graph import AUTO, GraphError, Plan, build, describe, new_graph, scalar
+from .autotune import autotune, replay
 from .libcudnn import SetupError
 
 target = _target.target
@@ -17,14 +18,17 @@ __all__ = [
     "GraphError",
     "Plan",
     "SetupError",
+    "autotune",
     "bench",
     "build",
     "describe",
     "draw_graph",
+    "fp8",
     "libcudnn",
     "new_graph",
     "plots",
     "reference",
+    "replay",
     "scalar",
     "target",
 ]

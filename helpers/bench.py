@@ -3,6 +3,7 @@
 import functools
 import html
 import statistics
+import time
 from typing import NamedTuple
 
 import torch
@@ -12,64 +13,79 @@ from .target import target
 
 WARMUP_MS, MEASURE_MS = 25.0, 100.0
 MIN_REPEATS, MAX_REPEATS = 20, 2000
-HOT_BATCH, WAIT_MS = 100, 5.0  # a waiting kernel of 5 ms lets the host enqueue 100 calls of up to 50 µs of host time
+HOST_MS = 0.2  # host time per call that stays hidden: before it runs, the GPU waits while the host enqueues
+HOT_BATCH = 50  # calls that are enqueued during one wait when nothing may come between them
 
 
 class Timing(NamedTuple):
-    """Milliseconds per call: median, 20th and 80th percentile over `repeats` calls; L2 cache "cold" or "hot"."""
+    """Milliseconds per call: median, 20th and 80th percentile over `repeats` calls; L2 cache "cold" or "hot".
+
+    first_ms is how long the very first call took on the host's clock until the GPU was done: what is loaded, compiled
+    or allocated once is in it and in nothing else.
+    """
 
     ms: float
     low: float
     high: float
     repeats: int
     l2: str
+    first_ms: float
 
     def __str__(self):
-        return f"{self.ms:.4f} ms (20-80 %: {self.low:.4f}-{self.high:.4f}, {self.repeats} calls, L2 {self.l2})"
+        spread = f"20-80 %: {self.low:.4f}-{self.high:.4f}, {self.repeats} calls, L2 {self.l2}"
+        return f"{self.ms:.4f} ms ({spread}; first call {self.first_ms:.1f} ms)"
 
 
-def measure(call, l2="cold"):
+def measure(call, l2="cold", calls=None):
     """Times `call()`, which enqueues work on PyTorch's current stream, with one pair of CUDA events per call.
 
-    l2  "cold": before each call the L2 cache is overwritten outside the timed region, so inputs come from device
-        memory. "hot": calls follow one another, so inputs that fit into L2 stay there.
+    l2     "cold": before each call the L2 cache is overwritten outside the timed region, so inputs come from device
+           memory. "hot": calls follow one another, so inputs that fit into L2 stay there.
+    calls  so many calls are timed (2 or more), after one that is not: a rough look at many candidates. By default
+           calls are repeated for about 25 ms that are not counted, which keeps run-time compilation and the first call
+           out of the result, and then timed for about 100 ms, at least 20.
 
-    The calls of the warm-up (25 ms) are not counted, so run-time compilation and the first call stay out of the result;
-    then calls are timed for about 100 ms, at least 20. The GPU is kept busy until several calls are enqueued (by the
-    cache flush, or by a waiting kernel for "hot"), so host time is not in the result unless the host needs longer for
-    a call than the GPU does.
+    The GPU waits before the timed region while the host enqueues, so up to 0.2 ms of host time per call stay out of the
+    result; a call that keeps the host busy for longer is timed with what is beyond.
 
     Returns a Timing. Raises RuntimeError without a GPU: nothing is timed on the CPU in its place.
     """
-    return _timing(_call_times(call, l2), l2)
+    return _timing(*_call_times(call, l2, calls), l2)
 
 
-def _timing(times, l2):
+def _timing(first_ms, times, l2):
     fifths = statistics.quantiles(times, n=5, method="inclusive")
-    return Timing(statistics.median(times), fifths[0], fifths[3], len(times), l2)
+    return Timing(statistics.median(times), fifths[0], fifths[3], len(times), l2, first_ms)
 
 
-def _call_times(call, l2):
+def _call_times(call, l2, calls=None):
+    """(milliseconds of the first call, [milliseconds of each timed call])."""
     if l2 not in ("cold", "hot"):
         raise ValueError(f"l2 is 'cold' or 'hot', got {l2!r}")
     _require_gpu()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
     call()
     torch.cuda.synchronize()
-    estimate = _estimate_ms(call)
-    repeats = int(min(max(MEASURE_MS / estimate, MIN_REPEATS), MAX_REPEATS))
-    for _ in range(int(min(max(WARMUP_MS / estimate, 3), MAX_REPEATS))):
-        call()
+    first_ms = (time.perf_counter() - started) * 1e3
+    repeats = calls
+    if calls is None:
+        estimate = _estimate_ms(call)
+        repeats = int(min(max(MEASURE_MS / estimate, MIN_REPEATS), MAX_REPEATS))
+        for _ in range(int(min(max(WARMUP_MS / estimate, 3), MAX_REPEATS))):
+            call()
     starts, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(repeats)] for _ in range(2))
     for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
         if l2 == "cold":
             _flush_l2()
+            _wait(HOST_MS)
         elif index % HOT_BATCH == 0:
-            torch.cuda._sleep(int(WAIT_MS * target.properties["smClockRateKHz"]))
+            _wait(HOST_MS * HOT_BATCH)
         start.record()
         call()
         end.record()
     torch.cuda.synchronize()
-    return [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)]
+    return first_ms, [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)]
 
 
 def _estimate_ms(call, calls=5):
@@ -77,6 +93,7 @@ def _estimate_ms(call, calls=5):
     start.record()
     for _ in range(calls):
         _flush_l2()
+        _wait(HOST_MS)
         call()
     end.record()
     torch.cuda.synchronize()
@@ -92,6 +109,11 @@ def _flush_buffer():
 
 def _flush_l2():
     _flush_buffer().zero_()
+
+
+def _wait(ms):
+    """Keeps the stream busy for `ms` (at the GPU's highest clock; longer at a lower one) without touching memory."""
+    torch.cuda._sleep(int(ms * target.properties["smClockRateKHz"]))
 
 
 def _require_gpu():
@@ -202,7 +224,7 @@ def compare(calls, flop, bytes_moved, dtype, l2="cold", caption=""):
     that changes meanwhile meets all of them alike.
     """
     rounds = [{name: _call_times(call, l2) for name, call in calls.items()} for _ in range(3)]
-    timings = {name: _timing([t for times in rounds for t in times[name]], l2) for name in calls}
+    timings = {name: _timing(rounds[0][name][0], [t for r in rounds for t in r[name][1]], l2) for name in calls}
     peak, base = matmul_ceiling(dtype), next(iter(timings.values())).ms
     header = [
         "",
@@ -211,6 +233,7 @@ def compare(calls, flop, bytes_moved, dtype, l2="cold", caption=""):
         "TFLOP/s",
         f"% of measured {short_name(dtype)} matmul",
         "GB/s",
+        "first call (ms)",
         f"vs {next(iter(calls))}",
     ]
     rows = [
@@ -221,9 +244,10 @@ def compare(calls, flop, bytes_moved, dtype, l2="cold", caption=""):
             f"{flop / t.ms / 1e9:.0f}" if flop / t.ms / 1e9 >= 10 else f"{flop / t.ms / 1e9:.2f}",
             f"{100 * flop / t.ms / 1e9 / peak:.0f} %",
             f"{bytes_moved / t.ms / 1e6:.0f}",
+            f"{t.first_ms:.1f}" if t.first_ms < 100 else f"{t.first_ms:.0f}",
             f"{base / t.ms:.2f}×",
         ]
         for name, t in timings.items()
     ]
-    note = f"L2 {l2}, median of {min(t.repeats for t in timings.values())} or more calls, build time not included"
+    note = f"L2 {l2}, median of {min(t.repeats for t in timings.values())} or more calls, build and first call apart"
     return Comparison(timings, Table(header, rows, f"{caption} ({note})" if caption else note))

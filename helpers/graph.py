@@ -1,5 +1,7 @@
 """Describing tensors, building a graph in cuDNN's five steps, and executing the plan with every tensor checked."""
 
+import functools
+import math
 import re
 import time
 from typing import NamedTuple
@@ -73,6 +75,10 @@ def describe(graph, tensor, name, axis=None):
     tensors of an operation have one rank, so a vector or a scalar takes the rank of the graph's first tensor: a vector
     lies along `axis` (default: axis 1, the channels, at rank 4 and 5; else the last axis), a scalar has dims of 1.
 
+    A vector with gaps, such as b[::2], is described as dense and `Plan` copies it into a dense buffer before each
+    launch: cuDNN's engines accept its stride and ignore it (seen with cuDNN 9.19: eng41 for a convolution's bias, eng7
+    for a matmul's).
+
     Returns the cudnn.Tensor. Raises TypeError for a dtype that cuDNN lacks, ValueError for strides under which
     elements share memory (an expanded tensor, for example).
     """
@@ -89,18 +95,26 @@ def describe(graph, tensor, name, axis=None):
 
 
 def _placed(tensor, rank, axis=None):
-    """dims and strides of a vector or scalar at `rank`; a tensor of higher rank keeps its own."""
-    dims, strides = list(tensor.shape), list(tensor.stride())
-    if tensor.dim() > 1 or (tensor.dim() == rank and axis is None):
-        return dims, strides
-    length, stride = (dims[0], strides[0]) if dims else (1, 1)
-    axis = (1 if rank in (4, 5) else -1) if axis is None else axis
-    placed = [1] * rank
-    placed[axis] = length
-    span = length * stride if length > 1 else 1
-    placed_strides = [span] * rank
-    placed_strides[axis] = stride if length > 1 else 1
-    return placed, placed_strides
+    """dims and strides that describe a tensor: a vector or scalar takes `rank`, and a vector with gaps is dense."""
+    dims = list(tensor.shape)
+    if len(dims) < 2 and (len(dims) != rank or axis is not None):
+        length = dims[0] if dims else 1
+        dims = [1] * rank
+        dims[(1 if rank in (4, 5) else -1) if axis is None else axis] = length
+    elif not _has_gaps(tensor.shape, tensor.stride()):
+        return dims, list(tensor.stride())
+    long = _long_axes(dims)
+    return dims, [1 if i in long else math.prod(dims) for i in range(len(dims))]
+
+
+def _long_axes(dims):
+    return [i for i, d in enumerate(dims) if d > 1]
+
+
+def _has_gaps(dims, strides):
+    """Whether this is a vector (one axis longer than 1) whose neighbours are not neighbours in memory."""
+    long = _long_axes(dims)
+    return len(long) == 1 and strides[long[0]] > 1
 
 
 def _check_strides(name, dims, strides):
@@ -137,13 +151,13 @@ def _count_places(axes):
 
 
 def scalar(graph, value, name):
-    """A constant of `graph` that is compiled in, not read from device memory (an epsilon, a scale).
+    """A constant of `graph` (an epsilon, a scale) that is passed by value at each launch, not through device memory.
 
     value: a Python float (used as fp32) or int (int32). Returns the cudnn.Tensor; `Plan.run` takes nothing for it.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name}: a scalar is a Python int or float, got {type(value).__name__}")
-    return graph.tensor_scalar(value, cudnn.scalar_type.COMPILE_TIME_CONST, name=name)
+    return graph.tensor_scalar(value, cudnn.scalar_type.RUNTIME_PARAM, name=name)
 
 
 def graph_name(graph):
@@ -168,8 +182,10 @@ def describe_node(node):
 # --- building ---------------------------------------------------------------------------------------------------------
 
 
-def build(graph, heuristics=(cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK)):
+def build(graph, heuristics=(cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK), choice=None):
     """Takes `graph` through cuDNN's five steps and returns the Plan of the first candidate that compiles.
+
+    choice  (engine, {cudnn.knob_type: value}): the one candidate to build, without heuristics.
 
     Raises GraphError with the step, the operations with their dims and dtypes, the target and cuDNN's last reason.
     """
@@ -196,13 +212,24 @@ def build(graph, heuristics=(cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK)):
         lambda: "the backend's operation graph; layouts of virtual tensors and outputs inferred",
         "correct the layout or the dtypes named above",
     )
+    if any(_changes_relu(node) for node in graph.nodes):
+        # cuBLASLt's engine takes such a graph and applies a plain ReLU (seen with cuDNN 9.19).
+        graph.deselect_behavior_notes([cudnn.behavior_note.CUBLASLT_DEPENDENCY])
     unsupported = "compare operations, layouts and dtypes with cuDNN's support tables, or split the graph"
-    step(
-        "create_execution_plans",
-        lambda: graph.create_execution_plans(list(heuristics)),
-        lambda: f"{graph.get_execution_plan_count()} candidates, ranked by the heuristics",
-        unsupported,
-    )
+    if choice is None:
+        step(
+            "create_execution_plans",
+            lambda: graph.create_execution_plans(list(heuristics)),
+            lambda: f"{graph.get_execution_plan_count()} candidates, ranked by the heuristics",
+            unsupported,
+        )
+    else:
+        step(
+            "create_execution_plan",
+            lambda: graph.create_execution_plan(*choice),
+            lambda: f"one candidate, by name: engine {choice[0]}",
+            f"engine {choice[0]} with these knobs is not for this graph on {target.name}: choose again",
+        )
     step("check_support", graph.check_support, lambda: "at least one candidate can run on the target", unsupported)
     step(
         "build_plans",
@@ -219,6 +246,11 @@ def _check_before_build(graph):
     for tensor in graph.tensors.values():
         if tensor.dim and tensor.stride and not tensor.is_virtual and not tensor.is_pass_by_value:
             _check_strides(tensor.name, tensor.dim, tensor.stride)
+            if _has_gaps(tensor.dim, tensor.stride):
+                raise ValueError(
+                    f"{tensor.name}: dims {tuple(tensor.dim)} with strides {tuple(tensor.stride)} is a vector with "
+                    "gaps, and cuDNN's engines read it as if it were dense; use describe(), or a dense copy"
+                )
     used = {t.uid for node in graph.nodes for t in node.inputs.values() if t is not None}
     for node in graph.nodes:
         results = [t for t in node.outputs.values() if t is not None]
@@ -230,6 +262,11 @@ def _check_before_build(graph):
                 f"{names}, the result of {node.name}, is neither used nor marked as an output",
                 f"call .set_output(True) on {names}",
             )
+
+
+def _changes_relu(node):
+    names = ("negative_slope", "lower_clip", "upper_clip")
+    return node.params.get("mode") == "relu" and any(node.params.get(name) is not None for name in names)
 
 
 def _reason(error):
@@ -250,17 +287,21 @@ class Plan:
 
     graph          a cudnn.pygraph that went through the five steps.
     steps          how long each took and what it produced (list of Step).
+    index          of a built candidate; None: the one that `graph` has selected.
     name           engine and knobs of the chosen candidate, as cuDNN names it.
     notes          its behaviour notes.
     workspace_bytes  bytes of scratch memory that it needs on the device.
     inputs, outputs  the real tensors (cudnn.Tensor) that `run` takes, in the graph's order.
     """
 
-    def __init__(self, graph, steps=()):
-        self.graph, self.steps = graph, list(steps)
-        self.name = _plan_name(graph)
-        self.notes = graph.get_behavior_notes_for_plan_at_index(graph._plan_index)
-        self.workspace_bytes = graph.get_workspace_size()
+    def __init__(self, graph, steps=(), index=None):
+        self.graph, self.steps, self.index = graph, list(steps), index
+        at = graph._plan_index if index is None else index
+        self.name = graph.get_plan_name_at_index(at)
+        self.notes = graph.get_behavior_notes_for_plan_at_index(at)
+        self.workspace_bytes = (
+            graph.get_workspace_size() if index is None else graph.get_workspace_size_plan_at_index(at)
+        )
         produced = {t.uid for node in graph.nodes for t in node.outputs.values() if t is not None}
         real = [t for t in graph.tensors.values() if not t.is_virtual and t.pass_by_value is None]
         self.inputs = [t for t in real if t.uid not in produced]
@@ -296,16 +337,32 @@ class Plan:
         """
         given = self._checked(tensors)
         workspace = self._checked_workspace(workspace)
+        with_gaps = {uid: value for uid, value in given.items() if _has_gaps(value.shape, value.stride())}
+        dense = {uid: value.contiguous() for uid, value in with_gaps.items()}
+        launch = self._launcher({**given, **dense}, workspace)
+        if not dense:
+            return launch
+
+        def copy_and_launch():
+            for uid, value in with_gaps.items():
+                dense[uid].copy_(value)
+            launch()
+
+        return copy_and_launch
+
+    def _launcher(self, given, workspace):
         if not target.live:
             by_tensor = {t: given[t.uid] for t in (*self.inputs, *self.outputs)}
             return lambda: reference.evaluate(self.graph, by_tensor)
         execute, handle, ordinal = self.graph.execute, target.handle, self._device.index
+        if self.index is not None:
+            execute = functools.partial(self.graph.execute_plan_at_index, index=self.index)
         uids, buffers = tuple(given), tuple(given.values())
 
-        def run_bound():
+        def launch():
             execute(buffers, workspace, handle=handle(ordinal), tensor_uids=uids)
 
-        return run_bound
+        return launch
 
     def _checked(self, tensors):
         """{uid: torch.Tensor} after every tensor was compared with its description."""
@@ -317,6 +374,8 @@ class Plan:
             if getattr(tensor, "uid", None) not in wanted or wanted[tensor.uid] is not tensor:
                 label = key if isinstance(key, str) else f"{getattr(key, 'name', key)} (as declared by another graph)"
                 raise ValueError(f"'{label}' is no input or output of this graph; it has {_names(wanted.values())}")
+            if tensor.uid in given:
+                raise ValueError(f"'{tensor.name}' was given twice, by name and as a tensor of the graph")
             given[tensor.uid] = value
         missing = [t for t in wanted.values() if t.uid not in given]
         if missing:
@@ -342,6 +401,8 @@ class Plan:
         # The stride of an axis of extent 1 is never stepped, so any value of it describes the same memory.
         if any(d > 1 and s != g for d, s, g in zip(dims, strides, got_strides, strict=True)):
             raise ValueError(f"{name}: expected strides {strides} for dims {dims}, got {tuple(value.stride())}")
+        if tensor in self.outputs and _has_gaps(value.shape, value.stride()):
+            raise ValueError(f"{name}: an output can't be a vector with gaps, got strides {tuple(value.stride())}")
         if value.data_ptr() % ALIGNMENT and not tensor.is_pass_by_value:
             raise ValueError(
                 f"{name}: expected memory aligned to {ALIGNMENT} bytes, got an address {value.data_ptr() % ALIGNMENT} "

@@ -1,5 +1,6 @@
 """Finds the installed cuDNN, stops with one clear sentence if it can't be used, and stands in for a missing driver."""
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -183,6 +184,7 @@ def _compiled_null_driver():
             folder = tempfile.mkdtemp(dir=cache)
         except OSError:  # a read-only home: compile again in each process
             cache = Path(folder := tempfile.mkdtemp())
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
         command = [
             compiler,
             "-shared",

@@ -4,6 +4,7 @@ Every function returns its matplotlib Figure and shows nothing itself: a noteboo
 cell ends. End the cell with a semicolon, `bars(...);`, or IPython displays the returned Figure a second time.
 """
 
+import contextlib
 import math
 
 import matplotlib as mpl
@@ -29,9 +30,19 @@ STYLE = {
 # fmt: on
 
 
+@contextlib.contextmanager
 def style():
-    """Context manager and decorator that applies the series' matplotlib style: `with style(): fig, ax = ...`."""
-    return plt.rc_context(STYLE)
+    """Context manager and decorator that applies the series' matplotlib style: `with style(): fig, ax = ...`.
+
+    It puts back only what it set. matplotlib's rc_context would also switch interactive mode off again, which the first
+    figure of a notebook switches on, and the second figure would never be shown.
+    """
+    before = {key: mpl.rcParams[key] for key in STYLE}
+    mpl.rcParams.update(STYLE)
+    try:
+        yield
+    finally:
+        mpl.rcParams.update(before)
 
 
 def _positive(name, values):
@@ -150,7 +161,11 @@ def speedup(labels, ratios, *, title, baseline, ax=None):
     ax.set_xlim(math.exp(min(low, -0.25 * reach) - 0.3 * reach), math.exp(max(high, 0.25 * reach) + 0.3 * reach))
     steps = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100]
     ticks = [t for t in steps if ax.get_xlim()[0] < t < ax.get_xlim()[1]]
-    ticks = [t for t in ticks if t == 1 or abs(math.log(t)) > 0.09 * np.ptp(np.log(ax.get_xlim()))]
+    apart = 0.1 * np.ptp(np.log(ax.get_xlim()))  # room for a label
+    for tick in sorted(ticks, key=lambda t: abs(math.log(t))):  # outwards from 1
+        kept = [t for t in ticks if abs(math.log(t)) < abs(math.log(tick))]
+        if any(abs(math.log(t / tick)) < apart for t in kept):
+            ticks.remove(tick)
     ax.set_xticks(ticks, [f"{t:g}×" for t in ticks])
     ax.minorticks_off()
     ax.axvline(1, color="black", linewidth=1)

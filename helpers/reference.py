@@ -10,7 +10,8 @@ virtual or not, is rounded to the data type of its description before the next n
     integers        round to nearest even, saturate, NaN becomes 0; bool: not equal to 0
 
 Where cuDNN rounds inside one fused kernel and says nothing about it (attention stores its probabilities as bf16 or
-fp16 before the second matmul), the reference stays in float32. NaN propagates through max, min and ReLU as in PyTorch.
+fp16 before the second matmul), the reference stays in float32. FP8 attention says it, by a scale for the probabilities,
+so there they are rounded. NaN propagates through max, min and ReLU as in PyTorch.
 Whatever it can't evaluate, a node type or an attribute, raises NotImplementedError with the node's name; nothing that
 changes a result is skipped.
 """
@@ -161,8 +162,9 @@ def _checked_function(node):
     if node.node_type.name not in _NODES:
         raise NotImplementedError(f"{_label(node)}: this node type is not evaluated by the reference")
     function, honoured = _NODES[node.node_type.name]
-    # None, False and 0.0 are how the frontend records 'not used'.
-    used = [*node.inputs, *node.outputs, *(k for k, v in node.params.items() if v is not None and v != 0)]
+    # None, False and 0.0 are how the frontend records 'not used'; a bound of 0 is a mask.
+    given = (k for k, v in node.params.items() if v is not None and (v != 0 or k.endswith("_bound")))
+    used = [*node.inputs, *node.outputs, *given]
     refused = ["dropout" if "dropout" in name else name for name in used if name not in honoured]
     if refused:
         raise NotImplementedError(f"{_label(node)}: '{refused[0]}' is not evaluated by the reference")
@@ -334,9 +336,13 @@ def _norm(node, inputs):
 
 # --- attention -------------------------------------------------------------------------------------------------------
 
-_ATTENTION = ("q", "k", "v", "bias", "attn_scale", "use_padding_mask", "seq_len_q", "seq_len_kv")
-_ATTENTION += ("use_causal_mask", "use_causal_mask_bottom_right", "sliding_window_length", "diagonal_alignment")
-_ATTENTION += ("diagonal_band_left_bound", "diagonal_band_right_bound")
+_ATTENTION = ("q", "k", "v", "attn_scale", "use_padding_mask", "seq_len_q", "seq_len_kv")
+_ATTENTION += ("use_causal_mask", "use_causal_mask_bottom_right", "diagonal_alignment")
+_BAND = ("bias", "diagonal_band_left_bound", "sliding_window_length", "diagonal_band_right_bound")
+_FP8_BAND = ("left_bound", "sliding_window", "right_bound")  # sdpa_fp8 has its own names for these, and takes no bias
+_FP8_SCALES = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
+_FORWARD = ("O", "Stats", "is_inference", "generate_stats", "implementation", "unfuse_fma")
+_BACKWARD = ("o", "dO", "stats", "dQ", "dK", "dV", "dBias", "use_deterministic_algorithm")
 
 
 def _band(node):
@@ -347,7 +353,9 @@ def _band(node):
     p = node.params
     causal = [name for name in ("use_causal_mask", "use_causal_mask_bottom_right") if p.get(name)]
     alignment = getattr(p.get("diagonal_alignment"), "name", "TOP_LEFT")
-    left, right = p.get("diagonal_band_left_bound", p.get("sliding_window_length")), p.get("diagonal_band_right_bound")
+    names = _FP8_BAND if node.node_type.name == "SDPA_FP8" else _BAND[1:]
+    left, window, right = (p.get(name) for name in names)
+    left = window if left is None else left
     if not causal:
         return alignment == "BOTTOM_RIGHT", left, right
     if len(causal) > 1 or right or (causal == ["use_causal_mask"] and alignment != "TOP_LEFT"):
@@ -386,7 +394,13 @@ def _scores(node, x):
     return scores.masked_fill(~keep, -math.inf), keep, scale, x
 
 
-@_evaluates("SDPA", *_ATTENTION, "O", "Stats", "is_inference", "generate_stats", "implementation", "unfuse_fma")
+def _softmax(scores):
+    """(probabilities, logsumexp) along the last dim; a row of -Inf alone gives probabilities of 0."""
+    stats = scores.logsumexp(-1, keepdim=True)
+    return torch.exp(scores - stats.masked_fill(stats == -math.inf, 0)), stats
+
+
+@_evaluates("SDPA", *_ATTENTION, *_BAND, *_FORWARD)
 def _sdpa(node, x):
     """q (B, H_q, S_q, D), k (B, H_k, S_kv, D), v (B, H_v, S_kv, D_v) to O (B, H_q, S_q, D_v).
 
@@ -395,12 +409,30 @@ def _sdpa(node, x):
     rounded, only O is. The whole score matrix is held in memory.
     """
     scores, _, _, x = _scores(node, x)
-    stats = scores.logsumexp(-1, keepdim=True)
-    p = torch.exp(scores - stats.masked_fill(stats == -math.inf, 0))
+    p, stats = _softmax(scores)
     return {"O": p @ x["v"], "Stats": stats}
 
 
-@_evaluates("SDPA_BWD", *_ATTENTION, "o", "dO", "stats", "dQ", "dK", "dV", "dBias", "use_deterministic_algorithm")
+@_evaluates("SDPA_FP8", *_ATTENTION, *_FP8_BAND, *_FORWARD, *_FP8_SCALES, "Amax_S", "Amax_O")
+def _sdpa_fp8(node, x):
+    """As SDPA, on FP8 q, k and v that stand for q * descale_q, k * descale_k and v * descale_v; scales have 1 element.
+
+    In the order of the frontend's graph (include/cudnn_frontend/node/scaled_dot_product_flash_attention.h):
+    S = softmax(...); Amax_S = max |S|; S * scale_s, rounded to q's FP8 type; O = S @ v * descale_s * descale_v;
+    Amax_O = max |O|; O * scale_o is stored. A fused kernel may round exp(score - running maximum) in place of S and
+    divide later, so that O differs within the rounding of S. Like all else, S is not rounded for dtype=torch.float64.
+    """
+    scores, _, _, x = _scores(node, x | {port: x[port] * x[f"descale_{port}"] for port in ("q", "k", "v")})
+    p, stats = _softmax(scores)
+    s = p * x["scale_s"]
+    if s.dtype == torch.float32:
+        s = _store(s, _dtype_of(node.inputs["q"].data_type)).float()
+    o = s @ x["v"] * x["descale_s"]
+    amax = {f"Amax_{name}": t.abs().amax().view(1, 1, 1, 1) for name, t in (("S", p), ("O", o))}
+    return {"O": o * x["scale_o"], "Stats": stats, **amax}
+
+
+@_evaluates("SDPA_BWD", *_ATTENTION, *_BAND, *_BACKWARD)
 def _sdpa_backward(node, x):
     """dQ, dK, dV and dBias from the forward's inputs, O and Stats (FlashAttention-2, arXiv 2307.08691, algorithm 2)."""
     shapes = {port: x[port].shape for port in x.keys() & {"k", "v", "bias"}}

@@ -24,13 +24,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=target.lacks("gpu")))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def module():
     """A module of helpers by name: `helpers.target` itself is the Target, which hides the module of that name."""
     return lambda name: importlib.import_module(f"helpers.{name}")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def python():
     """Runs Python code in a new process that sees no GPU, from the repository's root.
 

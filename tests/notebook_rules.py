@@ -315,7 +315,7 @@ def anchors(markdown):
 
 def broken_links(markdown, path):
     """Links of the text of the file at `path` that lead to no file or no heading."""
-    found = []
+    found, path = [], path.resolve()
     for target in link_targets(markdown):
         url = urlsplit(target)
         if url.scheme in ("http", "https"):  # see foreign_hosts
@@ -324,7 +324,7 @@ def broken_links(markdown, path):
             found.append(f"{target}: neither a web page nor a file of this repository")
             continue
         file = (path.parent / unquote(url.path)).resolve() if url.path else path
-        if not file.exists():
+        if file != path and not file.exists():
             found.append(f"{target}: no such file")
         elif url.fragment and unquote(url.fragment) not in anchors(_text_of(file, path, markdown)):
             found.append(f"{target}: no such heading")
@@ -372,7 +372,7 @@ def file_format(nb):
             nbformat.validate(nb)
         except nbformat.ValidationError as error:
             found.append(f"not valid: {str(error).splitlines()[0]}")
-    timings = [cell for cell in nb.cells if "execution" in cell.metadata]
+    timings = [cell for cell in nb.cells if "execution" in cell.get("metadata", {})]
     return found + [f"{_where(nb, cell)}: stores when it was executed" for cell in timings]
 
 

@@ -2,9 +2,12 @@
 
 import functools
 import itertools
+import pathlib
 
 import cudnn
 import matplotlib
+import nbclient
+import nbformat
 import numpy as np
 import pytest
 
@@ -449,3 +452,14 @@ def test_style_is_applied_inside_only():
     with plots.style():
         assert plt.rcParams["axes.titlelocation"] == "left"
     assert plt.rcParams["axes.titlelocation"] == "center"
+
+
+def test_every_figure_of_a_notebook_is_shown():
+    """The first figure switches interactive mode on; the style must not switch it off for the ones after it."""
+    cells = ['plots.bars(["a"], [1.0], unit="ms", title="t");'] * 3
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("from helpers import plots")])
+    notebook.cells += [nbformat.v4.new_code_cell(source) for source in cells]
+    root = str(pathlib.Path(__file__).parent.parent)
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": root}}, timeout=60).execute()
+    images = [[("image/png" in o.get("data", {})) for o in cell.outputs] for cell in notebook.cells]
+    assert images == [[], [True], [True], [True]]
