@@ -153,11 +153,15 @@ class Tuning:
         capped = [c.reason for c in self.candidates if c.reason.startswith(_CAPPED)]
         if capped:
             rows.append(("…", "", f"{len(capped)} more", "", "", "", f"filtered: {capped[0]}", "", ""))
-        notes = "notes: R compiled at run time, G native CUDA graph, L needs cuBLASLt"
+        notes = " · notes: R compiled at run time, G native CUDA graph, L needs cuBLASLt"
         header = ("rank", "in mode", "candidate", "notes", "workspace", "build ms", "result", "ms", "vs first")
-        return bench.Table(header, rows, f"{self.summary} · {notes}")
+        filled = [i for i in range(len(header)) if any(row[i] != "" for row in rows)]
+        header, *rows = ([row[i] for i in filled] for row in (header, *rows))
+        return bench.Table(header, rows, self.summary + (notes if "notes" in header else ""))
 
     def _result(self, c):
+        if c.status == "built":
+            return c.reason
         if c.status != "timed":
             return ": ".join(filter(None, (c.status, c.reason[:80])))
         place = "winner" if c is self.best else "tie" if c in self.tie else ""

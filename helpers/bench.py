@@ -190,9 +190,11 @@ class Table:
 
     def _repr_html_(self):
         def row(cells, tag):
+            # <wbr> is where a browser may break the long name of a plan.
+            texts = [html.escape(c).replace("_", "_<wbr>") for c in cells]
             aligned = (
-                f'<{tag} style="text-align:{"left" if i == 0 else "right"}">{html.escape(c)}</{tag}>'
-                for i, c in enumerate(cells)
+                f'<{tag} style="text-align:{"left" if i == 0 else "right"}">{text}</{tag}>'
+                for i, text in enumerate(texts)
             )
             return f"<tr>{''.join(aligned)}</tr>"
 

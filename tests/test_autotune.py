@@ -52,6 +52,11 @@ def clock(times, noise=0.0):
     return measure
 
 
+def cells(tuning):
+    """The table's rows, each as {column: text}."""
+    return [dict(zip(tuning.table.header, row, strict=True)) for row in tuning.table.rows]
+
+
 # --- bad-candidate ----------------------------------------------------------------------------------------------------
 
 
@@ -92,9 +97,9 @@ def test_bad_candidates_are_rows_with_their_reason_and_never_win(layer, sabotage
     others = [c for c in tuning.candidates[4:] if c.status != "filtered"]
     assert others and all(c.status == "timed" for c in others)
     assert (tuning.best.rank, tuning.winner["name"]) == (5, tuning.candidates[5].name)
-    rows = {int(row[0]): row for row in tuning.table.rows}
-    assert all(status in rows[rank][6] for rank, (status, _) in enumerate(found))
-    assert [int(row[0]) for row in tuning.table.rows[:2]] == [5, 4] and rows[5][6] == "winner"
+    rows = {int(row["rank"]): row["result"] for row in cells(tuning)}
+    assert all(status in rows[rank] for rank, (status, _) in enumerate(found))
+    assert list(rows)[:2] == [5, 4] and rows[5] == "winner"
 
 
 def test_it_is_the_verification_that_keeps_wrong_candidates_from_winning(layer, sabotage, module, monkeypatch):
@@ -204,8 +209,9 @@ def test_only_what_is_near_the_fastest_is_timed_again(layer):
     assert asked == [(0, 3), (1, 3), (2, 3), (3, 3), (0, 7), (1, 7), (0, 7), (1, 7)]
     assert [len(c.rounds) for c in tuning.candidates[:4]] == [2, 2, 1, 1]
     capped = len(tuning.candidates) - 4
-    assert tuning.table.rows[4][2] == f"{capped} more" and len(tuning.table.rows) == 5
-    assert tuning.table.rows[4][6] == "filtered: not among the first 4 of a mode"
+    last = cells(tuning)[4]
+    assert last["candidate"] == f"{capped} more" and len(cells(tuning)) == 5
+    assert last["result"] == "filtered: not among the first 4 of a mode"
 
 
 # --- candidates and filters -------------------------------------------------------------------------------------------
@@ -268,7 +274,7 @@ def test_candidates_that_no_mode_proposed(layer):
     new = tuning.candidates[len(plain.candidates) :]
     assert [(c.engine, c.modes, c.status == "not built") for c in new][-1] == (first.engine, {}, True)
     assert all(c.knobs == {} for c in new[:-1])
-    assert "asked for" in [row[1] for row in tuning.table.rows]
+    assert "asked for" in [row["in mode"] for row in cells(tuning)]
 
 
 @without_gpu
