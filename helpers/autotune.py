@@ -1,6 +1,7 @@
 """Autotuning: builds every candidate that cuDNN proposes for a graph, verifies each, and times those that are right."""
 
 import functools
+import math
 import re
 import statistics
 import time
@@ -107,7 +108,8 @@ class Tuning:
     def winner(self):
         """`best` in a form that survives this process and fits into JSON; `replay` takes it. None without a `best`."""
         best = self.best
-        return best and {"engine": best.engine, "knobs": best.knobs, "name": best.name} | _here()
+        untimed = {} if self.timed else {"timed": False}  # chosen by rank alone, on a machine without a GPU
+        return best and {"engine": best.engine, "knobs": best.knobs, "name": best.name} | _here() | untimed
 
     @property
     def gain(self):
@@ -275,6 +277,10 @@ def replay(graph, winner):
     Raises ValueError where cuDNN or GPU are not those of the tuning, since numbers of engines and values of knobs mean
     something else there; GraphError where the graph does not have this candidate.
     """
+    if not isinstance(winner, dict) or not {"engine", "knobs", "name", *_here()} <= winner.keys():
+        raise TypeError(f"expected the dict of a Tuning's winner (json.loads of what was stored), got {winner!r:.80}")
+    if target.live and winner.get("timed") is False:
+        raise ValueError(f"{winner['name']} was chosen without a GPU, by rank alone: tune again")
     stale = [f"{key} {winner[key]}, here {value}" for key, value in _here().items() if winner[key] != value]
     if stale:
         raise ValueError(f"{winner['name']} was chosen for {' and '.join(stale)}: tune again")
@@ -295,11 +301,14 @@ def _here():
 
 
 def _knobs(names):
+    unknown = [name for name in names if name not in cudnn.knob_type.__members__]
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)}: no such knob in cudnn.knob_type of frontend {cudnn.__version__}")
     return {cudnn.knob_type.__members__[name]: value for name, value in names.items()}
 
 
 def _by_name(graph, name):
-    _planned(lambda: graph, MODES)
+    _planned(lambda: graph, MODES)  # planned here for the first time
     names = [graph.get_plan_name_at_index(i) for i in range(graph.get_execution_plan_count())]
     graph.build_plan_at_index(names.index(name) if name in names else 0)
     return Plan(graph)
@@ -307,7 +316,9 @@ def _by_name(graph, name):
 
 def _planned(make_graph, modes):
     """A fresh graph with the candidates of `modes`, none of them built."""
-    graph = make_graph()
+    graph = make_graph() if callable(make_graph) else make_graph
+    if not isinstance(graph, cudnn.pygraph) or graph is make_graph:
+        raise TypeError(f"expected a function that returns a new cudnn.pygraph at each call, got {graph!r:.80}")
     _check_before_build(graph)
     steps = (graph.validate, graph.build_operation_graph, lambda: graph.create_execution_plans(list(modes)))
     for name, step in zip(("validate", "build_operation_graph", "create_execution_plans"), steps, strict=True):
@@ -427,8 +438,10 @@ def _difference(name, got, expected, rtol=None, atol=None):
         return ""
     if int(got[bad].isnan().sum()):
         return f"{name} has {int(got[bad].isnan().sum()):,} NaN among {got.numel():,} elements"
+    share = f"{100 * count / got.numel():.1f} %" if count >= got.numel() / 1000 else f"{count:,} of {got.numel():,}"
     typical = float((off[bad] / expected[bad].abs()).median())
-    return f"{name} is wrong in {100 * count / got.numel():.1f} % of its elements, typically by {100 * typical:.2g} %"
+    by = f"{100 * typical:.2g} %" if math.isfinite(typical) else f"{float(off[bad].median()):.2g}"
+    return f"{name} is wrong in {share} of its elements, typically by {by}"
 
 
 def _measure(l2):
@@ -440,7 +453,10 @@ def _time(verified, rounds, calls, keep, measure):
 
     def once(c, calls):
         try:
-            c.rounds.append(measure(c, c.call, calls))
+            ms = measure(c, c.call, calls)
+            if not ms > 0:
+                raise ValueError(f"a time of {ms} ms")
+            c.rounds.append(ms)
             c.ends("timed")
         except Exception as error:
             c.rounds.clear()

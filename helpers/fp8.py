@@ -54,11 +54,14 @@ def next_scale(amax, last=1.0, dtype=torch.float8_e4m3fn):
         amax 0          last
         NaN, Inf, < 0   last, and flagged: a step whose amax is none of the values of a sound tensor
 
+    A `last` that is itself no scale (0, negative, NaN, Inf) counts as 1, so the result is finite and positive always.
+
     Returns a Scale.
     """
     limit = _largest(dtype)
     amax = torch.as_tensor(amax, dtype=torch.float32)
     last = torch.as_tensor(last, dtype=torch.float32, device=amax.device)
+    last = torch.where(last.isfinite() & (last > 0), last, torch.ones_like(last))
     wide = amax.double()
     scale = (limit / wide).clamp(max=LARGEST_SCALE).float()
     scale = torch.where(scale.double() * wide > limit, torch.nextafter(scale, torch.zeros_like(scale)), scale)

@@ -30,7 +30,8 @@ class GraphError(RuntimeError):
             cause, detail = reason, ""
         causes = "".join(f"\n    engine {number}: {status}: {text}" for number, status, text in engines)
         if "PREREQUISITE_MISSING" in detail and "libcuda" in detail:
-            action = f"engines that compile at run time could not load a driver library ({DRIVER})"
+            action = f"engines that compile at run time found no driver library: {DRIVER}; then restart the kernel"
+            detail = ""
         super().__init__(
             f"graph '{graph_name(graph)}' failed at step '{step}' for {target.name} (SM{target.sm}), "
             f"cuDNN {cudnn.backend_version_string()}\n  cause: {cause}{causes}\n  operations:\n{operations}\n"
@@ -88,6 +89,7 @@ def describe(graph, tensor, name, axis=None):
         data_type = to_cudnn(tensor.dtype)
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None
+    _check_strides(name, tensor.shape, tensor.stride())
     rank = next((len(t.dim) for t in graph.tensors.values() if len(t.dim) > 2), 1)
     dims, strides = _placed(tensor, rank, axis)
     _check_strides(name, dims, strides)
@@ -288,16 +290,16 @@ class Plan:
     graph          a cudnn.pygraph that went through the five steps.
     steps          how long each took and what it produced (list of Step).
     index          of a built candidate; None: the one that `graph` has selected.
-    name           engine and knobs of the chosen candidate, as cuDNN names it.
+    name           engine and knobs of the chosen candidate, as cuDNN names it; a deserialized graph can't tell them.
     notes          its behaviour notes.
     workspace_bytes  bytes of scratch memory that it needs on the device.
     inputs, outputs  the real tensors (cudnn.Tensor) that `run` takes, in the graph's order.
     """
 
-    def __init__(self, graph, steps=(), index=None):
+    def __init__(self, graph, steps=(), index=None, name=None):
         self.graph, self.steps, self.index = graph, list(steps), index
         at = graph._plan_index if index is None else index
-        self.name = graph.get_plan_name_at_index(at)
+        self.name = name or graph.get_plan_name_at_index(at)
         self.notes = graph.get_behavior_notes_for_plan_at_index(at)
         self.workspace_bytes = (
             graph.get_workspace_size() if index is None else graph.get_workspace_size_plan_at_index(at)
@@ -372,8 +374,7 @@ class Plan:
         for key, value in tensors.items():
             tensor = by_name.get(key) if isinstance(key, str) else key
             if getattr(tensor, "uid", None) not in wanted or wanted[tensor.uid] is not tensor:
-                label = key if isinstance(key, str) else f"{getattr(key, 'name', key)} (as declared by another graph)"
-                raise ValueError(f"'{label}' is no input or output of this graph; it has {_names(wanted.values())}")
+                raise ValueError(f"{self._stranger(key)}; it has {_names(wanted.values())}")
             if tensor.uid in given:
                 raise ValueError(f"'{tensor.name}' was given twice, by name and as a tensor of the graph")
             given[tensor.uid] = value
@@ -383,6 +384,14 @@ class Plan:
         for uid, value in given.items():
             self._check_tensor(wanted[uid], value)
         return given
+
+    def _stranger(self, key):
+        """Why a key of the given tensors names no input or output, in words."""
+        ours = [t for t in self.graph.tensors.values() if t is key or t.name == key]
+        if ours and ours[0].is_virtual:
+            return f"'{ours[0].name}' is virtual, it has no memory: call .set_output(True) on it before the build"
+        label = key if isinstance(key, str) else f"{getattr(key, 'name', key)} (as declared by another graph)"
+        return f"'{label}' is no input or output of this graph"
 
     def _check_tensor(self, tensor, value):
         name = tensor.name
@@ -398,6 +407,7 @@ class Plan:
         got_dims, got_strides = map(tuple, _placed(value, len(dims), axis))
         if got_dims != dims:
             raise ValueError(f"{name}: expected dims {dims}, got {tuple(value.shape)}")
+        _check_strides(name, value.shape, value.stride())
         # The stride of an axis of extent 1 is never stepped, so any value of it describes the same memory.
         if any(d > 1 and s != g for d, s, g in zip(dims, strides, got_strides, strict=True)):
             raise ValueError(f"{name}: expected strides {strides} for dims {dims}, got {tuple(value.stride())}")

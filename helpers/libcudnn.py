@@ -47,12 +47,14 @@ def import_cudnn():
     try:
         import torch  # noqa: F401
     except (ImportError, OSError) as error:
+        _check_library_file(error)
         raise SetupError(
             f"PyTorch could not be imported ({_first_line(error)}); these notebooks need it: {GET_TORCH}"
         ) from None
     try:
         import cudnn
     except (ImportError, OSError) as error:
+        _check_library_file(error)
         raise SetupError(
             f"cudnn could not be imported ({_first_line(error)}); these notebooks need it: {GET_FRONTEND}"
         ) from None
@@ -70,6 +72,16 @@ def import_cudnn():
         )
     _check_backend(cudnn)
     return cudnn
+
+
+def _check_library_file(error):
+    """Raises SetupError with the remedy where an import failed at a libcudnn file that is there but can't be loaded."""
+    path = _first_line(error).partition(":")[0]
+    if "libcudnn" in path and os.path.isfile(path):
+        raise SetupError(
+            f"a libcudnn file can't be loaded ({_first_line(error)}), cuDNN {dotted(MIN_CUDNN)} or newer is needed: "
+            f"take its folder out of LD_LIBRARY_PATH or LD_PRELOAD, or {GET_TORCH}"
+        ) from None
 
 
 def _check_backend(cudnn):
@@ -165,9 +177,16 @@ def load_driver():
         pass
     try:
         # RTLD_GLOBAL and the SONAME libcuda.so.1 make the loader hand out this file when an engine asks for the driver.
-        ctypes.CDLL(str(_compiled_null_driver()), mode=ctypes.RTLD_GLOBAL)
+        path = _compiled_null_driver()
+        try:
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        except OSError:  # a damaged file in the cache: compile it again, once
+            path.unlink()
+            ctypes.CDLL(str(_compiled_null_driver()), mode=ctypes.RTLD_GLOBAL)
         return "stand-in"
-    except (OSError, subprocess.CalledProcessError) as error:
+    except subprocess.CalledProcessError as error:
+        return f"the C compiler failed on null_driver.c: {_first_line(error.stderr.decode(errors='replace'))}"
+    except OSError as error:
         return _first_line(error)
 
 

@@ -2,21 +2,23 @@
 
     python tests/mutate.py NOTEBOOK
 
-Without a GPU every result comes from helpers.reference.evaluate, so that is what gets replaced: once a verdict has
-passed, the cell that computed what it checks (often itself) and the verdict run again, once for each mutation, and at
-last with right results.
+Without a GPU every result comes from helpers.reference.evaluate, so that is what gets replaced (and the verification
+of a tuning's candidates): once a verdict has passed, the cell that computed what it checks (often itself) and the
+verdict run again, once for each mutation that changes one of those results, and at last with right results.
 
 Prints one line of JSON:
     cells     [[cell, error], ...]: the code cells up to the last verdict, executed once; error is a name or null
-    verdicts  [[cell, mutation, failing cell, error, affected], ...]; affected: whether the mutation changed anything
+    verdicts  [[cell, mutation, failing cell, error], ...]: each verdict over results, with what changes any of them
 """
 
 import contextlib
+import importlib
 import io
 import json
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["MPLBACKEND"] = "Agg"
@@ -26,58 +28,125 @@ sys.path[:0] = [str(REPO), str(REPO / "tests")]
 import notebook_rules as rules  # noqa: E402
 import torch  # noqa: E402
 from IPython.core.interactiveshell import InteractiveShell  # noqa: E402
+from matplotlib import pyplot  # noqa: E402
 
 SHELL = InteractiveShell.instance()  # before helpers, which makes %%needs known to the shell that it finds
 
 from helpers import reference  # noqa: E402
 
-CORRECT = reference.evaluate
+tuning = importlib.import_module("helpers.autotune")  # helpers.autotune itself is the function
+CORRECT, BAND, SCORES, DIFFERENCE = reference.evaluate, reference._band, reference._scores, tuning._difference
 
 
-def replaced(tensors, tensor, value):
-    """`tensors` with another value for `tensor`, in the memory layout of the old one."""
-    old = tensors[tensor]
-    new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype).copy_(value)
-    return {**tensors, tensor: new}, not torch.equal(old.double(), new.double())  # FP8 has no equal and no flip
+# --- wrong evaluations; each returns False, having done nothing, for a graph that it has nothing to change in ---------
+
+
+def results(graph, tensors):
+    return [t for node in graph.nodes for t in node.outputs.values() if t in tensors]
 
 
 def scaled(graph, tensors):
     """Every result times 1.01."""
     CORRECT(graph, tensors)
-    outputs = [t for node in graph.nodes for t in node.outputs.values() if t in tensors]
-    for tensor in outputs:
+    for tensor in results(graph, tensors):
         tensors[tensor].copy_(tensors[tensor].double() * 1.01)
-    return bool(outputs)
+    return True
+
+
+def replaced(graph, tensors, values):
+    """Evaluates with other `values` for some of the tensors, each in the memory layout of the old one."""
+    for tensor, value in values.items():
+        old = tensors[tensor]
+        tensors = {**tensors, tensor: torch.empty_strided(old.shape, old.stride(), dtype=old.dtype).copy_(value)}
+    if values:
+        CORRECT(graph, tensors)
+    return bool(values)
 
 
 def flipped(graph, tensors):
     """Convolutions with the filter turned by 180 degrees, matmuls with the rows of B in reverse order."""
-    changed = False
+    values = {}
     for node in graph.nodes:
         weight = node.inputs.get("weight") or (node.inputs.get("B") if "MATMUL" in str(node.node_type) else None)
-        if weight in tensors:
-            dims = (-2, -1) if "weight" in node.inputs else (-2,)
-            tensors, differs = replaced(tensors, weight, tensors[weight].double().flip(dims))
-            changed |= differs
-    CORRECT(graph, tensors)
-    return changed
+        if weight in tensors:  # FP8 has no flip
+            values[weight] = tensors[weight].double().flip((-2, -1) if "weight" in node.inputs else (-2,))
+    return replaced(graph, tensors, values)
 
 
 def dropped(graph, tensors):
     """The bias, a real tensor that is added along one axis, counts as zero."""
-    changed = False
+    values = {}
     for node in graph.nodes:
         bias = node.inputs.get("IN_1")
         if node.params.get("mode") in ("bias", "add") and bias in tensors and sum(d > 1 for d in bias.dim) == 1:
-            tensors, differs = replaced(tensors, bias, torch.zeros_like(tensors[bias]))
-            changed |= differs
-    CORRECT(graph, tensors)
-    return changed
+            values[bias] = torch.zeros_like(tensors[bias])
+    return replaced(graph, tensors, values)
 
 
-def correct(graph, tensors):
-    CORRECT(graph, tensors)
-    return False
+def inverted(graph, tensors):
+    """FP8's scales (scale, scale_s, scale_o) count as their reciprocals: the other convention."""
+    return replaced(graph, tensors, {t: 1 / v for t, v in tensors.items() if t.name.startswith("scale")})
+
+
+def attention(graph, tensors, name, function):
+    """Evaluates a graph that has attention with `function` in the place of reference.`name`."""
+    found = any(node.node_type.name.startswith("SDPA") for node in graph.nodes)
+    if found:
+        with mock.patch.object(reference, name, function):
+            CORRECT(graph, tensors)
+    return found
+
+
+def cornered(graph, tensors):
+    """A causal mask in the other corner: top-left for bottom-right, and the other way round."""
+    return attention(graph, tensors, "_band", lambda node: (not BAND(node)[0], *BAND(node)[1:]))
+
+
+def unscaled(graph, tensors):
+    """Attention without its scale."""
+    return attention(graph, tensors, "_scores", lambda node, x: SCORES(node, {**x, "attn_scale": 1.0}))
+
+
+def changed(mutation, graph, tensors):
+    """Whether a mutation changes any of the results in `tensors`, which are right and stay as they are."""
+    right = results(graph, tensors)
+    wrong = {**tensors, **{t: tensors[t].clone() for t in right}}
+    if not mutation(graph, wrong):
+        return False
+    pairs = ((tensors[t].double(), wrong[t].double()) for t in right)  # FP8 can't be compared
+    return not all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs)
+
+
+# --- what a mutation puts into place ----------------------------------------------------------------------------------
+
+
+def wrong(mutation):
+    return lambda graph, tensors: mutation(graph, tensors) or CORRECT(graph, tensors)
+
+
+EVALUATIONS = (scaled, flipped, dropped, inverted, cornered, unscaled)
+MUTATIONS = {m.__name__: mock.patch.object(reference, "evaluate", wrong(m)) for m in EVALUATIONS}
+# A tuning accepts every candidate.
+MUTATIONS["accepted"] = mock.patch.object(tuning, "_difference", lambda *_, **__: "")
+CORRECTLY = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def watched():
+    """Yields a set that receives the names of the mutations that would change anything while this lasts."""
+    found = set()
+
+    def evaluate(graph, tensors):
+        CORRECT(graph, tensors)
+        found.update(m.__name__ for m in EVALUATIONS if changed(m, graph, tensors))
+
+    def difference(*args, **options):
+        text = DIFFERENCE(*args, **options)
+        found.update(["accepted"] if text else [])
+        return text
+
+    with mock.patch.object(reference, "evaluate", evaluate), mock.patch.object(tuning, "_difference", difference):
+        yield found
 
 
 class Notebook:
@@ -87,31 +156,29 @@ class Notebook:
         self.cells = nb.cells
         self.code = [i for i, cell in enumerate(nb.cells) if cell.cell_type == "code"]
         self.verdicts = [i for i in self.code if rules.CHECKED in rules.tags(nb.cells[i])]
+        self.reached = {}  # cell: the mutations that change any of its results
 
-    def run(self, index, mutation=correct):
-        """Executes one cell: the name of its exception or None, and for each result whether it was changed."""
-        changes = []
-        reference.evaluate = lambda graph, tensors: changes.append(mutation(graph, tensors))
+    def run(self, index):
+        """Executes one cell; returns the name of its exception or None."""
         with contextlib.redirect_stdout(io.StringIO()):
             result = SHELL.run_cell(self.cells[index].source)
+        pyplot.close("all")  # as in a notebook, where a cell's figures are shown at its end
         error = result.error_before_exec or result.error_in_exec
-        return type(error).__name__ if error else None, changes
+        return type(error).__name__ if error else None
 
-    def repeat(self, indices, mutation):
-        """Executes cells again until one fails: [its index, its error, whether any result was changed]."""
-        affected = False
-        for index in indices:
-            error, changes = self.run(index, mutation)
-            affected |= any(changes)
-            if error:
-                return [index, error, affected]
-        return [None, None, affected]
+    def repeat(self, cells, mutation=CORRECTLY):
+        """Executes cells again until one fails: [its index, its error]."""
+        with mutation:
+            failures = ([index, error] for index in cells if (error := self.run(index)))
+            return next(failures, [None, None])
 
     def mutate(self, verdict, candidates):
-        """Rows of all mutations for a verdict; `candidates`: cells to start from, the first that can be repeated."""
+        """Rows of the mutations for a verdict; `candidates`: cells to start from, the first that can be repeated."""
         for start in candidates:
             cells = [i for i in self.code if start <= i <= verdict]
-            rows = [[verdict, m.__name__, *self.repeat(cells, m)] for m in (scaled, flipped, dropped, correct)]
+            names = [name for name in MUTATIONS if any(name in self.reached[i] for i in cells)]
+            rows = [[verdict, name, *self.repeat(cells, MUTATIONS[name])] for name in names]
+            rows.append([verdict, "correct", *self.repeat(cells)])
             if rows[-1][3] is None:
                 break
         return rows
@@ -119,9 +186,10 @@ class Notebook:
     def check(self):
         executed, rows, first, computed = [], [], self.code[0], None
         for index in [i for i in self.code if i <= self.verdicts[-1]]:
-            error, changes = self.run(index)
+            with watched() as self.reached[index]:
+                error = self.run(index)
             executed.append([index, error])
-            computed = index if changes else computed
+            computed = index if self.reached[index] else computed
             if index in self.verdicts:
                 if computed is not None and error is None:
                     rows += self.mutate(index, (computed, first))

@@ -175,3 +175,10 @@ def test_scale_mixup_built_for_the_recorded_h200(python):
 @needs_fp8
 def test_scale_mixup_on_cudnn():
     assert scale_mixup() == EXPECTED
+
+
+@pytest.mark.parametrize("last", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("amax", [0.0, math.nan])
+def test_amax_edges_last_is_no_scale(amax, last):
+    """amax-edges: where neither amax nor the last scale says anything, the scale is 1."""
+    assert fp8.next_scale(amax, last).value == 1

@@ -229,6 +229,38 @@ def test_scalar():
 # --- a fused convolution, complete and not ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(16).as_strided((16,), (0,)),
+        lambda: torch.zeros(1).expand(16),
+        lambda: torch.zeros(8, 4)[3:4, 2].expand(16),
+        lambda: torch.zeros(1, 1, 1, 1).expand(1, 16, 1, 1),
+    ],
+)
+def test_bias_shapes_expanded_vectors(make, conv):
+    """bias-shapes: an expanded vector is refused by describe, and by a plan whose bias was described as a good one."""
+    bias = make().to(target.dtype).to(target.device)
+    bias = bias.as_strided((16,), (0,)) if bias.dim() == 1 else bias[:, :1].expand(1, 16, 1, 1)
+    graph = new_graph("expanded")
+    describe(graph, zeros(2, 16, 8, 8), "X")
+    with pytest.raises(ValueError, match=r"bias: .*stride 0"):
+        describe(graph, bias, "bias")
+    with pytest.raises(ValueError, match=r"bias: .*stride 0"):
+        conv.plan.run(conv.tensors(B=bias))
+    assert conv.untouched()
+
+
+def test_incomplete_a_virtual_tensor_is_given(conv):
+    """incomplete: a tensor of this graph that was not marked as output is called virtual, not foreign."""
+    virtual = conv.graph.nodes[0].outputs["Y"]
+    with pytest.raises(ValueError, match=r"is virtual.*set_output\(True\)"):
+        conv.plan.run({**conv.tensors(), virtual: conv.y})
+    with pytest.raises(ValueError, match="'nobody' is no input or output of this graph"):
+        conv.plan.run({**conv.tensors(), "nobody": conv.y})
+    assert conv.untouched()
+
+
 def spread(vector):
     """The same values with a gap after each."""
     wide = torch.full((2 * len(vector),), -1, dtype=vector.dtype, device=vector.device)
@@ -310,7 +342,7 @@ def test_incomplete_foreign_tensor(conv):
     virtual = next(t for t in conv.graph.tensors.values() if t.is_virtual)
     for key, words in (
         (other.X, ["'X (as declared by another graph)'", "is no input or output"]),
-        (virtual, [virtual.name, "is no input or output"]),
+        (virtual, [virtual.name, "is virtual"]),
         ("Z", ["'Z'", "it has 'X', 'W', 'bias', 'Y'"]),
         (None, ["None", "is no input or output"]),
     ):

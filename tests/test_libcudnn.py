@@ -301,12 +301,16 @@ def test_no_gpu_driver_processes_at_once(python, tmp_path):
 
 @needs_cc
 def test_no_gpu_driver_without_a_cache_folder(python, tmp_path):
-    """no-gpu: where no cache folder can be made (a read-only home), the stand-in is compiled for this process."""
+    """no-gpu: where no cache folder can be made (a read-only home), the stand-in is compiled for this process alone."""
     (tmp_path / "file").write_text("")
     (tmp_path / "tmp").mkdir()
-    path = compiled(python(COMPILE, XDG_CACHE_HOME=tmp_path / "file" / "below", TMPDIR=tmp_path / "tmp"))
-    assert path.is_relative_to(tmp_path / "tmp")
-    assert path.is_file()
+    code = COMPILE + "; print(path.is_file())"
+    result = python(code, XDG_CACHE_HOME=tmp_path / "file" / "below", TMPDIR=tmp_path / "tmp")
+    assert result.returncode == 0, result.stderr
+    path, existed = result.stdout.splitlines()
+    assert Path(path).is_relative_to(tmp_path / "tmp")
+    assert existed == "True"
+    assert os.listdir(tmp_path / "tmp") == []
 
 
 def test_no_gpu_torch_sees_no_device(module, python):
@@ -373,3 +377,23 @@ def test_no_gpu_without_a_compiler(module, python, tmp_path):
     assert lines[2].startswith("graph 'matmul' failed at step 'create_execution_plans' for NVIDIA H200")
     (action,) = (line for line in lines if line.startswith("  next: "))
     assert install in action
+
+
+@needs_cc
+def test_no_gpu_driver_damaged_file_is_compiled_again(python, tmp_path):
+    """no-gpu: a cut file in the cache is replaced, and run-time compilation goes on."""
+    path = compiled(python(COMPILE, XDG_CACHE_HOME=tmp_path))
+    path.write_bytes(path.read_bytes()[:100])
+    result = python("from helpers import target, libcudnn; print(target.report())", XDG_CACHE_HOME=tmp_path)
+    assert "driver: stand-in" in result.stdout, result.stdout + result.stderr
+    assert path.stat().st_size > 1000
+
+
+@needs_cc
+def test_wrong_build_damaged_libcudnn(python, tmp_path):
+    """wrong-build: a file that is no library, found first, is named with the way out; not the wrong package."""
+    (tmp_path / "libcudnn.so.9").write_bytes(b"")
+    message = said(python("import helpers", LD_LIBRARY_PATH=tmp_path))
+    assert str(tmp_path / "libcudnn.so.9") in message
+    assert "LD_LIBRARY_PATH" in message
+    assert "nvidia-cudnn-frontend" not in message
