@@ -9,6 +9,7 @@ from .draw import draw_graph
 from .graph import AUTO, GraphError, Plan, build, describe, new_graph, scalar
 from .autotune import autotune, replay
 from .libcudnn import SetupError
+from .plan_store import PlanStore
 
 target = _target.target
 needs.register()
@@ -17,6 +18,7 @@ __all__ = [
     "AUTO",
     "GraphError",
     "Plan",
+    "PlanStore",
     "SetupError",
     "autotune",
     "bench",
