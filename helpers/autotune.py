@@ -248,6 +248,8 @@ def autotune(
     lap("build")
 
     built = [c for c in candidates if c.plan]
+    for c in built[:1]:
+        c.plan._checked(tensors)  # here, since without a GPU nothing will be bound
     if target.live or launch:
         _bind(built, tensors, launch)
         if expected is None and built:

@@ -383,7 +383,22 @@ class Plan:
             raise ValueError(f"no tensor was given for {_names(missing)}; the graph has {_names(wanted.values())}")
         for uid, value in given.items():
             self._check_tensor(wanted[uid], value)
+        for output in self.outputs:
+            self._check_shared(output, given)
         return given
+
+    def _check_shared(self, output, given):
+        """Raises ValueError where an output lies in memory of another tensor: kernels read while others write.
+
+        Only dense tensors are compared: slices of one buffer may interleave without sharing an element.
+        """
+        place = _dense_bytes(given[output.uid])
+        for tensor in (*self.inputs, *self.outputs):
+            other = _dense_bytes(given[tensor.uid])
+            if tensor is not output and place and other and place[0] < other[1] and other[0] < place[1]:
+                raise ValueError(
+                    f"{output.name}: this output shares memory with '{tensor.name}'; give it memory of its own"
+                )
 
     def _stranger(self, key):
         """Why a key of the given tensors names no input or output, in words."""
@@ -437,6 +452,14 @@ class Plan:
         if size < need:
             raise ValueError(f"workspace: {need} bytes are required, got {size}; leave it out to have it allocated")
         return workspace or None if not isinstance(workspace, torch.Tensor) else workspace
+
+
+def _dense_bytes(tensor):
+    """(first address, address after the last byte) of a tensor without gaps; None for one with gaps."""
+    span = 1 + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.numel() == 0 or span != tensor.numel():
+        return None
+    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
 
 
 def _names(tensors):

@@ -42,6 +42,26 @@ def layer():
     return Layer()
 
 
+@without_gpu
+def test_tensors_are_checked_without_a_gpu(layer):
+    """What Plan.run refuses is refused where nothing is launched, too."""
+    for wrong, words in (({"bias": None}, "bias"), ({"X": layer.tensors["X"].double()}, "X: expected")):
+        with pytest.raises((TypeError, ValueError), match=words):
+            autotune(layer.graph, layer.tensors | wrong, per_mode=1)
+
+
+@pytest.mark.parametrize("wrong", [None, lambda: None, lambda: ("graph",)])
+def test_not_a_graph(wrong, layer):
+    with pytest.raises(TypeError, match=r"a function that returns a new cudnn\.pygraph"):
+        autotune(wrong, layer.tensors)
+
+
+@pytest.mark.parametrize("winner", ["{}", None, {"engine": 1}])
+def test_replay_of_what_is_no_winner(winner, layer):
+    with pytest.raises(TypeError, match="the dict of a Tuning's winner"):
+        replay(layer.graph(), winner)
+
+
 def clock(times, noise=0.0):
     """A `measure` for autotune: by rank, `times[rank]` ms (the last value for all further ones) within +-noise."""
     generator = random.Random(0)

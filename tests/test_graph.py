@@ -261,6 +261,21 @@ def test_incomplete_a_virtual_tensor_is_given(conv):
     assert conv.untouched()
 
 
+def test_wrong_bytes_output_shares_memory(conv):
+    """wrong-bytes: an output in the memory of an input, or partly in it, is refused; a neighbour is not."""
+    memory = zeros(2 * 16 * 8 * 8 + 2 * 8 * 8 * 8)
+    x = memory[: 2 * 8 * 8 * 8].view(2, 8, 8, 8).permute(0, 3, 1, 2)
+    for start, refused in ((0, True), (512, True), (2 * 8 * 8 * 8, False)):
+        y = memory[start : start + 2 * 16 * 8 * 8].view(2, 8, 8, 16).permute(0, 3, 1, 2)
+        tensors = conv.tensors(X=x, Y=y)
+        if refused:
+            with pytest.raises(ValueError, match="Y: this output shares memory with 'X'"):
+                conv.plan.run(tensors)
+        else:
+            conv.plan.run(tensors)
+            assert torch.equal(y, channels(16).view(1, 16, 1, 1).expand(2, 16, 8, 8))
+
+
 def spread(vector):
     """The same values with a gap after each."""
     wide = torch.full((2 * len(vector),), -1, dtype=vector.dtype, device=vector.device)
