@@ -255,6 +255,8 @@ def _check_before_build(graph):
                 )
     used = {t.uid for node in graph.nodes for t in node.inputs.values() if t is not None}
     for node in graph.nodes:
+        for port in ("seq_len_q", "seq_len_kv"):
+            _check_lengths(node, node.inputs.get(port))
         results = [t for t in node.outputs.values() if t is not None]
         if all(t.is_virtual and t.uid not in used for t in results):
             names = " and ".join(f"'{t.name}'" for t in results)
@@ -264,6 +266,16 @@ def _check_before_build(graph):
                 f"{names}, the result of {node.name}, is neither used nor marked as an output",
                 f"call .set_output(True) on {names}",
             )
+
+
+def _check_lengths(node, lengths):
+    """Raises ValueError for sequence lengths that attention would read as something else."""
+    batch = node.inputs["q"].dim[0] if lengths is not None and node.inputs.get("q") is not None else None
+    if batch is not None and (lengths.data_type != cudnn.data_type.INT32 or list(lengths.dim) != [batch, 1, 1, 1]):
+        raise ValueError(
+            f"{describe_tensor(lengths)}: {node.name} wants one int32 length for each sequence, with dims "
+            f"({batch}, 1, 1, 1): lengths.to(torch.int32).view(-1, 1, 1, 1)"
+        )
 
 
 def _changes_relu(node):

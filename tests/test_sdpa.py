@@ -146,3 +146,23 @@ def test_fp8_attention(causal, executed_by):
     assert 0 < amax_s <= 1.001
     if causal:  # row 0 has one key
         torch.testing.assert_close(amax_s, exact[2], rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [torch.tensor([5, 7]).view(2, 1, 1, 1), torch.tensor([5, 7], dtype=torch.int32)],
+    ids=["int64", "a vector"],
+)
+def test_wrong_bytes_sequence_lengths(lengths):
+    """wrong-bytes: int64 where cuDNN reads int32, and a vector where it wants (B, 1, 1, 1), are refused."""
+    lengths = lengths.to(target.device)
+    g = new_graph("padded")
+    q = torch.zeros(2, 3, 8, 64, device=target.device, dtype=target.dtype)
+    Q, K, V = (describe(g, q, n) for n in "QKV")
+    rest = dict(
+        use_padding_mask=True, seq_len_q=describe(g, lengths, "len_q"), seq_len_kv=describe(g, lengths, "len_kv")
+    )
+    O, _ = g.sdpa(Q, K, V, attn_scale=0.125, generate_stats=False, **rest)  # noqa: E741
+    O.set_output(True).set_dim(list(q.shape)).set_stride(list(q.stride()))
+    with pytest.raises(ValueError, match=r"len_q.*int32 length.*view\(-1, 1, 1, 1\)"):
+        build(g)
