@@ -90,7 +90,7 @@ def describe(graph, tensor, name, axis=None):
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None
     _check_strides(name, tensor.shape, tensor.stride())
-    rank = next((len(t.dim) for t in graph.tensors.values() if len(t.dim) > 2), 1)
+    rank = next((len(t.dim) for t in all_tensors(graph) if len(t.dim) > 2), 1)
     dims, strides = _placed(tensor, rank, axis)
     _check_strides(name, dims, strides)
     return graph.tensor(dim=dims, stride=strides, data_type=data_type, name=name)
@@ -160,6 +160,11 @@ def scalar(graph, value, name):
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name}: a scalar is a Python int or float, got {type(value).__name__}")
     return graph.tensor_scalar(value, cudnn.scalar_type.RUNTIME_PARAM, name=name)
+
+
+def all_tensors(graph):
+    """Every tensor of a graph, in the order of declaration; graph.tensors lacks those that share a name."""
+    return list(graph._tensor_by_uid.values())
 
 
 def graph_name(graph):
@@ -245,7 +250,7 @@ def build(graph, heuristics=(cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK), choic
 def _check_before_build(graph):
     if getattr(graph, "_planning_done", False):
         raise GraphError(graph, "build", "this graph was built before", "make a new graph: planning happens once")
-    for tensor in graph.tensors.values():
+    for tensor in all_tensors(graph):
         if tensor.dim and tensor.stride and not tensor.is_virtual and not tensor.is_pass_by_value:
             _check_strides(tensor.name, tensor.dim, tensor.stride)
             if _has_gaps(tensor.dim, tensor.stride):
@@ -317,7 +322,7 @@ class Plan:
             graph.get_workspace_size() if index is None else graph.get_workspace_size_plan_at_index(at)
         )
         produced = {t.uid for node in graph.nodes for t in node.outputs.values() if t is not None}
-        real = [t for t in graph.tensors.values() if not t.is_virtual and t.pass_by_value is None]
+        real = [t for t in all_tensors(graph) if not t.is_virtual and t.pass_by_value is None]
         self.inputs = [t for t in real if t.uid not in produced]
         self.outputs = [t for t in real if t.uid in produced]
         self._device = target.device
@@ -381,7 +386,8 @@ class Plan:
     def _checked(self, tensors):
         """{uid: torch.Tensor} after every tensor was compared with its description."""
         wanted = {t.uid: t for t in (*self.inputs, *self.outputs)}
-        by_name = {t.name: t for t in wanted.values()}
+        names = [t.name for t in all_tensors(self.graph)]
+        by_name = {t.name: t for t in wanted.values() if names.count(t.name) == 1}
         given = {}
         for key, value in tensors.items():
             tensor = by_name.get(key) if isinstance(key, str) else key
@@ -414,7 +420,9 @@ class Plan:
 
     def _stranger(self, key):
         """Why a key of the given tensors names no input or output, in words."""
-        ours = [t for t in self.graph.tensors.values() if t is key or t.name == key]
+        ours = [t for t in all_tensors(self.graph) if t is key or t.name == key]
+        if len(ours) > 1:
+            return f"'{key}' is the name of {len(ours)} tensors of this graph: use the tensors themselves as keys"
         if ours and ours[0].is_virtual:
             return f"'{ours[0].name}' is virtual, it has no memory: call .set_output(True) on it before the build"
         label = key if isinstance(key, str) else f"{getattr(key, 'name', key)} (as declared by another graph)"

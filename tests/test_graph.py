@@ -276,6 +276,20 @@ def test_wrong_bytes_output_shares_memory(conv):
             assert torch.equal(y, channels(16).view(1, 16, 1, 1).expand(2, 16, 8, 8))
 
 
+def test_tensors_that_share_a_name():
+    """Two tensors of one name are two tensors: both are taken by descriptor, and the name alone is refused."""
+    graph = new_graph("names")
+    a, b, y = zeros(1, 64, 96) + 1, zeros(1, 96, 32) + 1, zeros(1, 64, 32)
+    A, B = describe(graph, a, "T"), describe(graph, b, "T")
+    Y = graph.matmul(A, B).set_output(True).set_name("Y")
+    plan = build(graph)
+    assert [t.name for t in plan.inputs] == ["T", "T"]
+    plan.run({A: a, B: b, Y: y})
+    assert (y == 96).all()
+    with pytest.raises(ValueError, match="'T' is the name of 2 tensors"):
+        plan.run({"T": a, B: b, Y: y})
+
+
 def spread(vector):
     """The same values with a gap after each."""
     wide = torch.full((2 * len(vector),), -1, dtype=vector.dtype, device=vector.device)
