@@ -11,7 +11,7 @@ import cudnn
 import torch
 
 from . import bench, reference
-from .graph import GraphError, Plan, _check_before_build, build, graph_name
+from .graph import GraphError, Plan, build, graph_name, propose
 from .target import target
 
 MODES = (cudnn.heur_mode.A, cudnn.heur_mode.B, cudnn.heur_mode.FALLBACK)
@@ -310,7 +310,7 @@ def _knobs(names):
 
 
 def _by_name(graph, name):
-    _planned(lambda: graph, MODES)  # planned here for the first time
+    propose(graph, MODES)
     names = [graph.get_plan_name_at_index(i) for i in range(graph.get_execution_plan_count())]
     graph.build_plan_at_index(names.index(name) if name in names else 0)
     return Plan(graph)
@@ -321,13 +321,7 @@ def _planned(make_graph, modes):
     graph = make_graph() if callable(make_graph) else make_graph
     if not isinstance(graph, cudnn.pygraph) or graph is make_graph:
         raise TypeError(f"expected a function that returns a new cudnn.pygraph at each call, got {graph!r:.80}")
-    _check_before_build(graph)
-    steps = (graph.validate, graph.build_operation_graph, lambda: graph.create_execution_plans(list(modes)))
-    for name, step in zip(("validate", "build_operation_graph", "create_execution_plans"), steps, strict=True):
-        try:
-            step()
-        except Exception as error:
-            raise GraphError(graph, name, str(error), "see what helpers.build says to this graph") from error
+    propose(graph, modes)
     return graph
 
 

@@ -13,6 +13,7 @@ from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 
 from .dtypes import short_name
+from .graph import graph_name
 from .plots import COLORS, GREY, POINTS, style
 
 # fmt: off
@@ -329,7 +330,7 @@ def draw_graph(graph, kernels=None, title=None):
         raise ValueError(
             f"draw_graph: kernels is {kernels}; expected positive counts that add up to {count} operations"
         )
-    title = graph._cpp_graph_kwargs.get("name", "") if title is None else title
+    title = graph_name(graph) if title is None else title
     boxes, edges, rows = _boxes(graph, kernels)
     arrows, rails = _route(boxes, edges)
     frames, columns_end, (width, height) = _settle(boxes, rows, len(rails["left"]), len(rails["right"]), title)

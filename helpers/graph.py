@@ -14,6 +14,7 @@ from .dtypes import short_name, to_cudnn, to_torch
 from .target import DRIVER, target
 
 ALIGNMENT = 16  # bytes; cuDNN assumes it of every tensor unless told otherwise
+UNSUPPORTED = "compare operations, layouts and dtypes with cuDNN's support tables, or split the graph"  # what to do
 AUTO = object()  # workspace=AUTO: Plan allocates what the plan needs
 
 
@@ -92,7 +93,6 @@ def describe(graph, tensor, name, axis=None):
     _check_strides(name, tensor.shape, tensor.stride())
     rank = next((len(t.dim) for t in all_tensors(graph) if len(t.dim) > 2), 1)
     dims, strides = _placed(tensor, rank, axis)
-    _check_strides(name, dims, strides)
     return graph.tensor(dim=dims, stride=strides, data_type=data_type, name=name)
 
 
@@ -196,55 +196,80 @@ def build(graph, heuristics=(cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK), choic
 
     Raises GraphError with the step, the operations with their dims and dtypes, the target and cuDNN's last reason.
     """
-    _check_before_build(graph)
-    steps = []
-
-    def step(name, call, produced, action):
-        started = time.perf_counter()
-        try:
-            call()
-        except Exception as error:  # the frontend raises a dozen types, AssertionError of its analysers among them
-            raise GraphError(graph, name, _reason(error), action) from error
-        steps.append(Step(name, (time.perf_counter() - started) * 1e3, produced()))
-
-    step(
-        "validate",
-        graph.validate,
-        lambda: f"{len(graph.nodes)} operations; dims and dtypes of all tensors agree",
-        "correct the dims, strides or dtypes named above",
-    )
-    step(
-        "build_operation_graph",
-        graph.build_operation_graph,
-        lambda: "the backend's operation graph; layouts of virtual tensors and outputs inferred",
-        "correct the layout or the dtypes named above",
-    )
     if any(_changes_relu(node) for node in graph.nodes):
         # cuBLASLt's engine takes such a graph and applies a plain ReLU (seen with cuDNN 9.19).
         graph.deselect_behavior_notes([cudnn.behavior_note.CUBLASLT_DEPENDENCY])
-    unsupported = "compare operations, layouts and dtypes with cuDNN's support tables, or split the graph"
+    steps = propose(graph, heuristics, choice)
+    steps.append(
+        _step(
+            graph,
+            "check_support",
+            graph.check_support,
+            lambda: "at least one candidate can run on the target",
+            UNSUPPORTED,
+        )
+    )
+    steps.append(
+        _step(
+            graph,
+            "build_plans",
+            lambda: graph.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE),
+            lambda: f"{_plan_name(graph)} compiled",
+            UNSUPPORTED,
+        )
+    )
+    return Plan(graph, steps)
+
+
+def propose(graph, heuristics, choice=None):
+    """The first three of the five steps of `build`: afterwards the graph has candidates, and none of them is built.
+
+    Returns the list of Step; raises what `build` raises.
+    """
+    _check_before_build(graph)
+    steps = [
+        _step(
+            graph,
+            "validate",
+            graph.validate,
+            lambda: f"{len(graph.nodes)} operations; dims and dtypes of all tensors agree",
+            "correct the dims, strides or dtypes named above",
+        ),
+        _step(
+            graph,
+            "build_operation_graph",
+            graph.build_operation_graph,
+            lambda: "the backend's operation graph; layouts of virtual tensors and outputs inferred",
+            "correct the layout or the dtypes named above",
+        ),
+    ]
     if choice is None:
-        step(
+        planned = _step(
+            graph,
             "create_execution_plans",
             lambda: graph.create_execution_plans(list(heuristics)),
             lambda: f"{graph.get_execution_plan_count()} candidates, ranked by the heuristics",
-            unsupported,
+            UNSUPPORTED,
         )
     else:
-        step(
+        planned = _step(
+            graph,
             "create_execution_plan",
             lambda: graph.create_execution_plan(*choice),
             lambda: f"one candidate, by name: engine {choice[0]}",
             f"engine {choice[0]} with these knobs is not for this graph on {target.name}: choose again",
         )
-    step("check_support", graph.check_support, lambda: "at least one candidate can run on the target", unsupported)
-    step(
-        "build_plans",
-        lambda: graph.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE),
-        lambda: f"{_plan_name(graph)} compiled",
-        unsupported,
-    )
-    return Plan(graph, steps)
+    return [*steps, planned]
+
+
+def _step(graph, name, call, produced, action):
+    """Takes one step, timed; raises GraphError with `action` as what to do next."""
+    started = time.perf_counter()
+    try:
+        call()
+    except Exception as error:  # the frontend raises a dozen types, AssertionError of its analysers among them
+        raise GraphError(graph, name, _reason(error), action) from error
+    return Step(name, (time.perf_counter() - started) * 1e3, produced())
 
 
 def _check_before_build(graph):

@@ -10,7 +10,6 @@ import cudnn
 import torch
 
 from .dtypes import to_cudnn
-from .libcudnn import cudnn_version, dotted
 from .target import driver_version, target
 
 NO_DRIVER = "none (built without a GPU)"
@@ -28,7 +27,7 @@ def environment():
     return {
         "GPU": target.name,
         "SM": target.sm,
-        "cuDNN": dotted(cudnn_version(cudnn.backend_version())),
+        "cuDNN": cudnn.backend_version_string(),
         "frontend": cudnn.__version__,
         "CUDA": torch.version.cuda,
         "driver": driver_version() if target.live else NO_DRIVER,

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .libcudnn import SetupError, cudnn_version, dotted, import_cudnn, load_driver, loaded_path
+from .libcudnn import SetupError, import_cudnn, load_driver, loaded_path
 
 DRIVER = load_driver()
 cudnn = import_cudnn()
@@ -122,7 +122,7 @@ class Target:
     def report(self):
         """One line: what this machine can show, and the versions and the libcudnn in use."""
         versions = (
-            f"torch {torch.__version__} · cuDNN {dotted(cudnn_version(cudnn.backend_version()))} ({loaded_path()})"
+            f"torch {torch.__version__} · cuDNN {cudnn.backend_version_string()} ({loaded_path()})"
             f" · cudnn-frontend {cudnn.__version__}"
         )
         if self.live:

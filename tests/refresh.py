@@ -32,14 +32,13 @@ def environment():
     """What executes the notebooks: the part of the stamp that does not depend on the notebook."""
     import torch
 
-    from helpers.libcudnn import cudnn_version, dotted
     from helpers.target import cudnn, driver_version, target
 
     return {
         "gpu": target.name if target.live else NO_GPU + target.name,
         "driver": driver_version() if target.live else "none",
         "torch": torch.__version__,
-        "cudnn": dotted(cudnn_version(cudnn.backend_version())),
+        "cudnn": cudnn.backend_version_string(),
         "cudnn_frontend": cudnn.__version__,
         "python": platform.python_version(),
         "date": datetime.date.today().isoformat(),

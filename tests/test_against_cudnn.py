@@ -106,21 +106,23 @@ def conv_bias_relu(this):
     this.exact = True
 
 
+def channels_last_output(tensor, *dims):
+    """Marks a result whose dims cuDNN can't infer as an output."""
+    like = torch.empty(dims).to(memory_format=torch.channels_last)
+    tensor.set_output(True).set_dim(list(like.shape)).set_stride(list(like.stride()))
+
+
 @case("conv dgrad")
 def conv_dgrad(this):
     loss, W = this.input("dY", fractions(2, 16, 5, 6), True), this.input("W", fractions(16, 8, 3, 3), True)
-    like = torch.empty(2, 8, 9, 11).to(memory_format=torch.channels_last)
-    dx = this.graph.conv_dgrad(loss=loss, filter=W, **ONES | {"stride": [2, 2]})
-    dx.set_output(True).set_dim(list(like.shape)).set_stride(list(like.stride()))
+    channels_last_output(this.graph.conv_dgrad(loss=loss, filter=W, **ONES | {"stride": [2, 2]}), 2, 8, 9, 11)
     this.exact = True
 
 
 @case("conv wgrad")
 def conv_wgrad(this):
     X, loss = this.input("X", fractions(2, 8, 9, 11), True), this.input("dY", fractions(2, 16, 5, 6), True)
-    like = torch.empty(16, 8, 3, 3).to(memory_format=torch.channels_last)
-    dw = this.graph.conv_wgrad(image=X, loss=loss, **ONES | {"stride": [2, 2]})
-    dw.set_output(True).set_dim(list(like.shape)).set_stride(list(like.stride()))
+    channels_last_output(this.graph.conv_wgrad(image=X, loss=loss, **ONES | {"stride": [2, 2]}), 16, 8, 3, 3)
     this.exact = True
 
 
