@@ -238,8 +238,8 @@ def test_a_graph_that_is_refused_raises_and_is_not_stored(store):
 IN_ANOTHER_PROCESS = """
 import json, sys, time, warnings
 sys.path.insert(0, "tests")
+from helpers import PlanStore  # before cudnn, which could find a libcudnn of the system
 import cudnn
-from helpers import PlanStore
 from test_plan_store import Conv, Matmul
 warnings.simplefilter("error")
 asked, deserialize = [], cudnn.pygraph.deserialize
