@@ -10,8 +10,10 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from . import colab
 from .libcudnn import SetupError, import_cudnn, load_driver, loaded_path
 
+colab.prepare()
 DRIVER = load_driver()
 cudnn = import_cudnn()
 
@@ -39,17 +41,28 @@ class Target:
 
     @classmethod
     def recorded(cls, key):
-        """A recorded device by the name of its file in helpers/devices. Raises SetupError for an unknown name."""
-        path = DEVICES / f"{key}.json"
+        """A recorded device, by the name of its file in helpers/devices (in any case) or by the path of such a file.
+
+        The file is a JSON object whose "properties" are what cuDNN serializes for a device:
+        cudnn.create_device_properties(0).serialize(). Raises SetupError for an unknown name and for another file.
+        """
+        key = str(key)
+        path = Path(key) if key.lower().endswith(".json") else DEVICES / f"{key.lower()}.json"
         if not path.is_file():
-            raise SetupError(f"CUDNN_TARGET={key}: no such recorded device; there are {', '.join(recorded_devices())}")
-        properties = json.loads(path.read_text())["properties"]
-        return cls(False, properties["deviceName"], properties["deviceVer"] // 10, properties)
+            known = f"there are {', '.join(recorded_devices())}, or give the path of a .json file like theirs"
+            raise SetupError(f"CUDNN_TARGET={key}: no such recorded device; {known}")
+        try:
+            properties = json.loads(path.read_text())["properties"]
+            return cls(False, properties["deviceName"], properties["deviceVer"] // 10, properties)
+        except (ValueError, TypeError, KeyError) as error:
+            raise SetupError(
+                f'CUDNN_TARGET={key}: not a JSON object with the "properties" of a device ({error!r})'
+            ) from None
 
     @classmethod
     def detect(cls):
-        """This machine's current GPU, else the recorded device named by CUDNN_TARGET, else the recorded H200."""
-        key = os.environ.get("CUDNN_TARGET", "").strip().lower()
+        """This machine's current GPU, else the recorded device that CUDNN_TARGET names, else the recorded H200."""
+        key = os.environ.get("CUDNN_TARGET", "").strip()
         if not torch.cuda.is_available():
             return cls.recorded(key or DEFAULT_DEVICE)
         if key:
@@ -80,17 +93,22 @@ class Target:
     def lacks(self, *needs):
         """What of `needs` this target lacks, as "needs SM80, found SM75 (Tesla T4)"; "" if it lacks nothing.
 
-        needs: "gpu" (a live one) and "smNN" (compute capability NN or newer). Raises ValueError for another word.
+        needs: "gpu" (a live one), "smNN" (compute capability NN or newer), "cudnnX.Y" (that release of cuDNN or a later
+        one). Raises ValueError for another word.
         """
         lacking = []
         for need in needs:
-            sm = re.fullmatch(r"sm(\d{2,3})", need)
-            if sm is None and need != "gpu":
-                raise ValueError(f"unknown requirement {need!r}: use 'gpu' or 'sm' and a number, such as 'sm80'")
+            sm, release = re.fullmatch(r"sm(\d{2,3})", need), re.fullmatch(r"cudnn(\d+)\.(\d+)", need)
+            if sm is None and release is None and need != "gpu":
+                raise ValueError(
+                    f"unknown requirement {need!r}: use 'gpu' or 'sm' and a number, such as 'sm80', or 'cudnn9.21'"
+                )
             if need == "gpu" and not self.live:
                 lacking.append(f"needs a GPU, found none (graphs are built for the recorded {self.name})")
             elif sm and self.sm < int(sm[1]):
                 lacking.append(f"needs SM{sm[1]}, found SM{self.sm} ({self.name})")
+            elif release and cudnn.backend_version() < 10000 * int(release[1]) + 100 * int(release[2]):
+                lacking.append(f"needs cuDNN {release[1]}.{release[2]}, found {cudnn.backend_version_string()}")
         return "; ".join(lacking)
 
     def handle(self, ordinal=None):

@@ -66,12 +66,29 @@ def test_capability_gate_for_a_gpu(targets):
     assert hand_made(targets, 75, live=True).lacks("gpu", "sm80") == "needs SM80, found SM75 (a GPU of SM75)"
 
 
+@pytest.mark.parametrize("installed", [91900, 92099, 92100, 92101, 92800, 100000])
+def test_release_gate(targets, monkeypatch, installed):
+    """capability: a gate for a release of cuDNN is open from that release on, patch releases included."""
+    monkeypatch.setattr(targets.cudnn, "backend_version", lambda: installed)
+    monkeypatch.setattr(targets.cudnn, "backend_version_string", lambda: "9.x.y")
+    h200 = targets.Target.recorded("h200")
+    assert h200.lacks("cudnn9.21") == ("" if installed >= 92100 else "needs cuDNN 9.21, found 9.x.y")
+    assert h200.lacks("sm80", "cudnn9.5") == ""
+    assert h200.lacks("gpu", "cudnn11.0") == h200.lacks("gpu") + "; needs cuDNN 11.0, found 9.x.y"
+
+
 @pytest.mark.parametrize("word", ["GPU", "sm", "sm8", "sm8.0", "sm80+", "SM80", "fp8", "", "sm80,"])
 def test_capability_unknown_requirement(targets, word):
     """capability: a requirement that nobody checks would let a cell run anywhere, so it raises."""
     with pytest.raises(ValueError, match=r"unknown requirement .*'gpu' or 'sm' and a number") as caught:
         targets.Target.recorded("h200").lacks("gpu", word)
     assert repr(word) in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["cudnn", "cudnn9", "cudnn9.21.0", "cudnn>9.21", "cuDNN9.21"])
+def test_unknown_release(targets, word):
+    with pytest.raises(ValueError, match=r"unknown requirement .* or 'cudnn9\.21'"):
+        targets.Target.recorded("h200").lacks(word)
 
 
 # --- detection --------------------------------------------------------------------------------------------------------
@@ -100,6 +117,28 @@ def test_capability_unknown_target(targets, monkeypatch):
         targets.Target.detect()
     assert "CUDNN_TARGET=v100" in str(caught.value)
     assert all(key in str(caught.value) for key in targets.recorded_devices())
+
+
+def test_a_recorded_device_by_its_file(targets, monkeypatch, tmp_path):
+    """A path is taken as it is written, capitals included; its device need not be among ours."""
+    path = tmp_path / "My GPU.json"
+    path.write_text(json.dumps({"properties": {"deviceName": "NVIDIA Another", "deviceVer": 1030}}))
+    without_gpu(monkeypatch, f" {path} ")
+    found = targets.Target.detect()
+    assert (found.live, found.name, found.sm) == (False, "NVIDIA Another", 103)
+    assert targets.Target.recorded(targets.DEVICES / "t4.json") == targets.Target.recorded("T4")
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "null", "{}", '{"properties": {}}', '{"properties": null}'])
+def test_a_file_that_records_no_device(targets, tmp_path, content):
+    path = tmp_path / "gpu.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(
+        SetupError, match=r'no such recorded device; |not a JSON object with the "properties"'
+    ) as caught:
+        targets.Target.recorded(path)
+    assert f"CUDNN_TARGET={path}: " in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_capability_target_beside_a_visible_gpu(targets, monkeypatch):
