@@ -9,6 +9,7 @@ def parse_needs(source):
     """Splits a cell's source that starts with `%%needs gpu sm89: what still runs`.
 
     Returns (requirements, note): (["gpu", "sm89"], "What still runs"). Returns None for a cell without such a line.
+    Target.lacks says what can be required: a GPU, a compute capability, a release of cuDNN (cudnn9.21).
     """
     first = source.lstrip().split("\n", 1)[0]
     if not re.match(r"%%needs\b", first):

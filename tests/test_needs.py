@@ -19,6 +19,7 @@ REASON = f"needs SM999, found SM{target.sm} ({target.name})"
         ("%%needs gpu sm89\nx = 1", (["gpu", "sm89"], "")),
         ("%%needs gpu sm89: what still runs\nx = 1", (["gpu", "sm89"], "What still runs")),
         ("%%needs sm80 :  the CPU's part: exercise 2  \nx = 1", (["sm80"], "The CPU's part: exercise 2")),
+        ("%%needs gpu cudnn9.21: the build\nx = 1", (["gpu", "cudnn9.21"], "The build")),
         ("\n\n%%needs gpu", (["gpu"], "")),
         ("%%needs", ([], "")),
         ("%%needs\ngpu", ([], "")),
@@ -40,6 +41,13 @@ def test_capability_skip_reason():
     assert needs.skip_reason("%%needs sm75\nx = 1") == ""
     assert needs.skip_reason("x = 1") == ""
     assert needs.skip_reason("%%needs gpu") == target.lacks("gpu")
+
+
+def test_release_skip_reason():
+    """A cell that needs a later cuDNN than there can be says which, and one that needs an old one runs."""
+    reason = needs.skip_reason("%%needs cudnn99.1: the rest\nx = 1")
+    assert reason.startswith("needs cuDNN 99.1, found 9.")
+    assert needs.skip_reason("%%needs cudnn9.1\nx = 1") == ""
 
 
 @pytest.mark.parametrize("line", ["%%needs", "%%needs:  why", "%%needs GPU", "%%needs sm75 fp8", "%%needs gpu, sm80"])
