@@ -1,4 +1,4 @@
-"""Timing on the GPU: CUDA events, medians, measured ceilings of this GPU, comparison tables."""
+"""Timing on the GPU: CUDA events or the host's clock, medians, measured ceilings of this GPU, comparison tables."""
 
 import functools
 import html
@@ -51,6 +51,33 @@ def measure(call, l2="cold", calls=None):
     Returns a Timing. Raises RuntimeError without a GPU: nothing is timed on the CPU in its place.
     """
     return _timing(*_call_times(call, l2, calls), l2)
+
+
+def wall(call, calls=None):
+    """Times `call()` as a caller waits for it: on the host's clock, from the call until the GPU has done its work.
+
+    What `measure` hides is in it: the host time of the launches, where it exceeds the GPU's, and the synchronisation at
+    the end. Calls follow one another, so inputs that fit into L2 stay there.
+
+    calls  so many are timed; by default as many as fit into about 100 ms, at least 20, after about 25 ms of warm-up.
+
+    Returns a Timing. Raises RuntimeError without a GPU.
+    """
+    _require_gpu()
+
+    def once():
+        started = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - started) * 1e3
+
+    torch.cuda.synchronize()
+    first_ms = once()
+    estimate = max(min(once() for _ in range(3)), 1e-3)
+    for _ in range(int(min(WARMUP_MS / estimate, MAX_REPEATS))):
+        once()
+    repeats = calls or int(min(max(MEASURE_MS / estimate, MIN_REPEATS), MAX_REPEATS))
+    return _timing(first_ms, [once() for _ in range(repeats)], "hot")
 
 
 def _timing(first_ms, times, l2):

@@ -2,6 +2,7 @@
 
 import html.parser
 import statistics
+import time
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ def test_no_gpu_nothing_is_timed(l2):
     calls = []
     with pytest.raises(RuntimeError) as caught:
         bench.measure(lambda: calls.append(1), l2=l2)
+    with pytest.raises(RuntimeError, match="no GPU: nothing is timed"):
+        bench.wall(lambda: calls.append(1))
     text = str(caught.value)
     assert text.startswith(f"no GPU: nothing is timed for the recorded {target.name}")
     assert "%%needs gpu" in text
@@ -39,6 +42,25 @@ def test_no_gpu_no_ceilings_and_no_comparison():
         with pytest.raises(RuntimeError, match="no GPU: nothing is timed"):
             measured()
     assert calls == []
+
+
+def test_wall_takes_the_time_until_the_gpu_is_done(monkeypatch):
+    """What the call and the synchronisation after it take is counted: 2 ms and 3 ms here, 50 ms more at first."""
+    clock, waiting = [0.0], [50e-3]
+
+    def call():
+        clock[0] += 2e-3
+
+    def synchronize():
+        clock[0] += 3e-3 + waiting.pop() if waiting and clock[0] else 3e-3
+
+    monkeypatch.setattr(bench, "_require_gpu", lambda: None)
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    timing = bench.wall(call)
+    assert timing[:3] == pytest.approx((5, 5, 5)) and timing.first_ms == pytest.approx(55)
+    assert (timing.repeats, timing.l2) == (20, "hot")
+    assert bench.wall(call, calls=7).repeats == 7
 
 
 def test_unknown_cache_policy():
@@ -222,6 +244,14 @@ def test_stopwatch_counts_as_many_calls_as_asked(l2):
     timing = bench.measure(lambda: calls.append(torch.cuda._sleep(cycles)), l2=l2, calls=3)
     assert (len(calls), timing.repeats) == (4, 3)
     assert 1.9 < timing.ms < 6
+
+
+@pytest.mark.gpu
+def test_wall_counts_host_and_gpu():
+    """The GPU's 2 ms are in it, and the host's 2 ms too where they exceed what the GPU has to do."""
+    cycles = int(2 * target.properties["smClockRateKHz"])
+    assert 1.9 < bench.wall(lambda: torch.cuda._sleep(cycles)).ms < 6
+    assert 1.9 < bench.wall(lambda: time.sleep(2e-3)).ms < 6
 
 
 @pytest.mark.gpu
