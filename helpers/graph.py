@@ -272,7 +272,15 @@ def _step(graph, name, call, produced, action):
     return Step(name, (time.perf_counter() - started) * 1e3, produced())
 
 
+def _check_not_capturing(graph, step):
+    """Raises GraphError while a CUDA graph is captured on PyTorch's current stream: `step` may load and allocate."""
+    if target.live and torch.cuda.is_current_stream_capturing():
+        reason = f"a CUDA graph is being captured, and the {step} loads or compiles kernels"
+        raise GraphError(graph, step, reason, "build and warm up first: one launch of each plan before the capture")
+
+
 def _check_before_build(graph):
+    _check_not_capturing(graph, "build")
     if getattr(graph, "_planning_done", False):
         raise GraphError(graph, "build", "this graph was built before", "make a new graph: planning happens once")
     for tensor in all_tensors(graph):
@@ -285,6 +293,16 @@ def _check_before_build(graph):
                 )
     used = {t.uid for node in graph.nodes for t in node.inputs.values() if t is not None}
     for node in graph.nodes:
+        if node.node_type.name.startswith("SDPA") and graph._cpp_graph_kwargs.get("is_dynamic_shape_enabled"):
+            # cuDNN 9.19 builds it, and each shape but the first gives wrong values without an error (seen on an H200);
+            # 9.24 refuses it.
+            raise GraphError(
+                graph,
+                "describe",
+                f"{node.name}: attention with dynamic shapes gives wrong results for every shape but the first",
+                "leave out is_dynamic_shape_enabled: build one static plan for each bucket of lengths, and pass the "
+                "sequences' own lengths with use_padding_mask, seq_len_q and seq_len_kv",
+            )
         for port in ("seq_len_q", "seq_len_kv"):
             _check_lengths(node, node.inputs.get(port))
         results = [t for t in node.outputs.values() if t is not None]
@@ -351,6 +369,7 @@ class Plan:
         self.inputs = [t for t in real if t.uid not in produced]
         self.outputs = [t for t in real if t.uid in produced]
         self._device = target.device
+        self._launched = False
 
     @property
     def build_ms(self):
@@ -404,6 +423,9 @@ class Plan:
         uids, buffers = tuple(given), tuple(given.values())
 
         def launch():
+            if not self._launched:
+                _check_not_capturing(self.graph, "first launch")
+                self._launched = True
             execute(buffers, workspace, handle=handle(ordinal), tensor_uids=uids)
 
         return launch

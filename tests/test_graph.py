@@ -762,6 +762,34 @@ def test_build_error_of_a_check(conv):
     assert conv.right()
 
 
+def attention(options=(), **sdpa):
+    graph = new_graph("attention", **dict(options))
+    q, k, v = (zeros(2, 3, s, 64) for s in (40, 56, 56))
+    Q, K, V = (describe(graph, t, name) for t, name in ((q, "Q"), (k, "K"), (v, "V")))
+    out = graph.sdpa(Q, K, V, attn_scale=0.125, generate_stats=False, **sdpa)[0]
+    out.set_output(True).set_dim([2, 3, 40, 64]).set_stride([7680, 2560, 64, 1])
+    return graph
+
+
+@pytest.mark.parametrize("step", ["build", "propose"])
+def test_attention_with_dynamic_shapes_is_refused(module, step):
+    """cuDNN 9.19 builds it and, for each shape but the first, returns wrong values without an error."""
+    graph = attention({"is_dynamic_shape_enabled": True, "kernel_cache": cudnn.create_kernel_cache()})
+    with pytest.raises(GraphError, match="wrong results for every shape but the first") as caught:
+        build(graph) if step == "build" else module("graph").propose(graph, [cudnn.heur_mode.A])
+    assert all(word in str(caught.value) for word in ("static plan for each bucket", "use_padding_mask", "seq_len_q"))
+    assert graph._lowered_graph is None  # refused before cuDNN saw it
+
+
+@pytest.mark.skipif(bool(target.lacks("sm80")), reason=target.lacks("sm80"))
+def test_static_attention_and_other_dynamic_graphs_are_not_refused():
+    assert build(attention()).name
+    graph = new_graph("matmul", is_dynamic_shape_enabled=True, kernel_cache=cudnn.create_kernel_cache())
+    A, B = describe(graph, zeros(1, 40, 56), "A"), describe(graph, zeros(1, 56, 24), "B")
+    graph.relu(graph.matmul(A, B)).set_output(True)
+    assert build(graph).name
+
+
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 STEPS = ["validate", "build_operation_graph", "create_execution_plans", "check_support", "build_plans"]
