@@ -5,8 +5,8 @@ bytes); metadata as one line of JSON; the plan as cuDNN serializes it. Nothing i
 graph's signature and a hash of the environment, so one folder serves several GPUs and versions.
 
 Loading a plan loads native code: whoever can write to the folder can run code as you. The store makes its folder
-private (mode 0700) and does not use one that others may write to or that is someone else's. The sha256 finds damage,
-not forgery.
+private (mode 0700) and uses neither a folder nor a file that others may write to or that is someone else's. The sha256
+finds damage, not forgery.
 """
 
 import contextlib
@@ -221,10 +221,7 @@ class PlanStore:
         info = self.folder.stat()
         if not stat.S_ISDIR(info.st_mode):
             raise NotADirectoryError("it is a file")
-        if info.st_uid != os.getuid():
-            raise PermissionError("it belongs to another user, and loading a plan loads native code")
-        if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError("others may write to it, and loading a plan loads native code: chmod 700")
+        _check_private(info)
 
     def _write(self, path, content):
         """Writes a file that other processes see whole or not at all, then removes what exceeds the limit."""
@@ -298,14 +295,23 @@ def _deserialized(graph, name, blob):
         raise RefusedError(f"cuDNN refuses it: {_text(error)}") from None
 
 
+def _check_private(info):
+    """Raises PermissionError for a file or folder (its os.stat_result) of which someone else may decide the content."""
+    if info.st_uid != os.getuid():
+        raise PermissionError("it belongs to another user, and loading a plan loads native code")
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError("others may write to it, and loading a plan loads native code: chmod 700")
+
+
 def _read(path):
-    """(metadata, blob) of a whole, undamaged file. Raises RefusedError for any other, FileNotFoundError."""
+    """(metadata, blob) of a whole, undamaged, private file. Raises RefusedError for any other, FileNotFoundError."""
     try:
+        _check_private(path.stat())
         data = path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise RefusedError(f"the file can't be read ({_text(error)})") from None
+        raise RefusedError(f"the file can't be used ({_text(error)})") from None
     content = data[PREFIX.size :]
     magic, size, digest = PREFIX.unpack_from(data.ljust(PREFIX.size, b"\0"))
     if magic != MAGIC:

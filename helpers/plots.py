@@ -1,4 +1,4 @@
-"""The series' plots (bars, speed-ups, roofline) in one shared matplotlib style.
+"""The series' plots (bars, stacked bars, speed-ups, roofline) in one shared matplotlib style.
 
 Every function returns its matplotlib Figure and shows nothing itself: a notebook shows each open figure once when the
 cell ends. End the cell with a semicolon, `bars(...);`, or IPython displays the returned Figure a second time.
@@ -116,6 +116,46 @@ def bars(labels, values, *, unit, title, errors=None, highlight=None, reference=
     if log:
         ax.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter="")
     ax.set_xlabel(unit + (" · whiskers: 20–80 % of the runs" if errors is not None else ""))
+    return ax.figure
+
+
+@style()
+def stacked(labels, parts, *, unit, title, ax=None):
+    """Horizontal bars that are made of parts, the first label on top, each bar's total written at its end.
+
+    labels  n names.
+    parts   {name of a part: n numbers in `unit`, zero or more}, from left to right; at most 8 parts.
+    unit    label of the value axis with its unit, e.g. "time (ms)".
+    ax      axes to draw into (default: a new figure 7 inches wide); the key stands to their right.
+
+    A part that is wide enough has its number in it. Returns the Figure. Raises ValueError for lengths that differ, for
+    negative numbers and for a bar without any length.
+    """
+    labels, names = list(labels), list(parts)
+    if not 0 < len(names) <= len(COLORS) or any(len(numbers) != len(labels) for numbers in parts.values()):
+        raise ValueError(f"stacked: expected 1 to {len(COLORS)} parts with {len(labels)} numbers each, got {parts}")
+    values = np.array([parts[name] for name in names], float)
+    totals = values.sum(axis=0)
+    if not np.isfinite(values).all() or (values < 0).any() or (totals <= 0).any():
+        raise ValueError(f"stacked: parts is {parts}; expected finite numbers, none below zero, and no empty bar")
+    ax = _axes(ax, labels, title, 6)
+    top, starts = totals.max() * 1.18, np.zeros(len(labels))
+    # Neighbours differ in lightness as well.
+    palette = [COLORS[c] for c in ("sky", "blue", "yellow", "green", "orange", "vermillion", "purple", "black")]
+    for name, color, widths in zip(names, palette, values, strict=False):
+        ax.barh(
+            range(len(labels)), widths, 0.66, left=starts, color=color, edgecolor="white", linewidth=0.5, label=name
+        )
+        text = "white" if np.dot(mpl.colors.to_rgb(color), (0.3, 0.59, 0.11)) < 0.5 else "black"
+        for row, (start, width) in enumerate(zip(starts, widths, strict=True)):
+            if width > 0.09 * top:
+                ax.text(start + width / 2, row, _short(width), color=text, size=POINTS, ha="center", va="center")
+        starts = starts + widths
+    for row, total in enumerate(totals):
+        end = dict(textcoords="offset points", va="center", size=POINTS, weight="bold")
+        ax.annotate(_short(total), (total, row), (5, 0), **end)
+    ax.set(xlim=(0, top), xlabel=unit)
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), handlelength=1)
     return ax.figure
 
 

@@ -375,6 +375,21 @@ def test_bars(log):
         assert text.get_window_extent().x0 > ax.transData.transform((1.1 * value, 0))[0]
 
 
+def test_stacked():
+    """Parts stand next to each other in the order given; each bar ends with its total; narrow parts have no number."""
+    parts = {"imports": [5210, 5100, 5250], "plan": [983.4, 7.5, 0], "first result": [12, 11.6, 13.2]}
+    fig = plots.stacked(LAYERS[:3], parts, unit="time (ms)", title="Cold start")
+    assert_page_is_clean(fig)
+    ax = fig.axes[0]
+    bars = np.array([(bar.get_x(), bar.get_width()) for bar in ax.patches]).reshape(3, 3, 2)  # part, bar
+    np.testing.assert_allclose(bars[..., 1], list(parts.values()))
+    np.testing.assert_allclose(bars[..., 0], np.cumsum([[0, 0, 0], *list(parts.values())[:2]], axis=0))
+    assert len({bar.get_facecolor() for bar in ax.patches}) == 3
+    assert [t.get_text() for t in ax.texts] == ["5,210", "5,100", "5,250", "983", "6,205", "5,119", "5,263"]
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == list(parts)
+    assert (ax.get_xlabel(), ax.get_title(loc="left")) == ("time (ms)", "Cold start")
+
+
 def test_speedup_marks_both_sides():
     ratios = [1.23, 1.04, 1.61, 0.93, 1.4, 0.71, 1.05, 2.3, 1.12, 3.9]
     fig = plots.speedup(LAYERS, ratios, title="Against PyTorch", baseline="PyTorch eager")
@@ -423,6 +438,7 @@ def test_plots_draw_into_given_axes():
     fig, axes = plt.subplots(2)
     assert plots.bars(["a"], [1.0], unit="ms", title="", ax=axes[0]) is fig
     assert plots.speedup(["a"], [1.5], title="", baseline="eager", ax=axes[1]) is fig
+    assert plots.stacked(["a"], {"p": [1.5]}, unit="ms", title="", ax=axes[0]) is fig
     assert len(plt.get_fignums()) == 1
 
 
@@ -434,6 +450,11 @@ def test_plots_draw_into_given_axes():
         (lambda: plots.bars(["a"], [float("nan")], unit="ms", title=""), "finite"),
         (lambda: plots.bars(["a"], [1], unit="ms", title="", errors=[(1.1, 1.2)]), "pair around"),
         (lambda: plots.bars(["a"], [1], unit="ms", title="", highlight="b"), "highlight is 'b'"),
+        (lambda: plots.stacked(["a"], {"p": [1, 2]}, unit="ms", title=""), "1 numbers each"),
+        (lambda: plots.stacked(["a"], {}, unit="ms", title=""), "1 to 8 parts"),
+        (lambda: plots.stacked(["a"], {"p": [2], "q": [-1]}, unit="ms", title=""), "none below zero"),
+        (lambda: plots.stacked(["a", "b"], {"p": [2, 0]}, unit="ms", title=""), "no empty bar"),
+        (lambda: plots.stacked(["a"], {"p": [float("nan")]}, unit="ms", title=""), "finite"),
         (lambda: plots.speedup(["a"], [0], title="", baseline="x"), "above zero"),
         (lambda: plots.speedup(["a"], {"s": [1, 2]}, title="", baseline="x"), "1 labels but s"),
         (lambda: plots.roofline([], peak_tflops=1, peak_gbs=1, title=""), "at least one"),

@@ -82,6 +82,14 @@ class Matmul(Conv):
         return g
 
 
+@pytest.fixture(autouse=True)
+def _usual_umask():
+    """Files that tests write themselves are not writable for the group, as some systems have it."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="module")
 def conv():
     return Conv()
@@ -466,6 +474,10 @@ DAMAGE = {
     "half": (lambda d: d[: len(d) // 2], "the file is cut ("),
     "one byte less": (lambda d: d[:-1], "the file is cut ("),
     "one byte more": (lambda d: d + b"\0", "the file is cut ("),
+    "one byte flipped": (
+        lambda d: d[:-40] + bytes([d[-40] ^ 0xFF]) + d[-39:],
+        "the file is damaged (its sha256 differs)",
+    ),
     "something else": (lambda d: b"{}" * 100, "the file is cut or is no plan (200 bytes)"),
     "null": (lambda d: sealed(b"null\n"), "the metadata is no JSON object"),
     "not JSON": (lambda d: sealed(b"\xff{\nxyz"), "the metadata is no JSON object"),
@@ -723,6 +735,36 @@ def test_plans_in_an_unsafe_folder_are_not_loaded(conv, store, asked):
     assert store.load(conv.graph())[0]
 
 
+def of_another_user(path):
+    os.chown(path, os.getuid() + 1, -1)
+
+
+def writable_by_others(path):
+    path.chmod(0o622)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param(
+            of_another_user, "it belongs to another user, and loading a plan loads native code", marks=as_root
+        ),
+        (writable_by_others, "others may write to it, and loading a plan loads native code"),
+    ],
+)
+def test_a_file_that_someone_else_may_have_written_is_not_loaded(conv, store, asked, change, words):
+    """In a private folder, into which it may have come before the folder was private. It is replaced at the save."""
+    store.get(conv.graph)
+    change(only(store.folder))
+    with one_warning(f"the file can't be used ({words}"):
+        plan = store.get(conv.graph)
+    assert not asked and store.reason.startswith(f"built: the file can't be used ({words}")
+    assert not conv.run(plan).isnan().any()
+    info = only(store.folder).stat()
+    assert info.st_uid == os.getuid() and info.st_mode & 0o777 == 0o600
+    assert store.load(conv.graph())[0] and len(asked) == 1
+
+
 def test_a_read_only_folder_still_serves_its_plans(conv, store, monkeypatch):
     store.get(conv.graph)
     monkeypatch.setattr(os, "utime", raises(errno.EROFS))
@@ -735,7 +777,7 @@ def test_a_file_that_can_not_be_read(conv, store, monkeypatch):
     store.get(conv.graph)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", raises(errno.EIO))
-        with one_warning("the file can't be read (Input/output error)"):
+        with one_warning("the file can't be used (Input/output error)"):
             assert store.load(conv.graph())[0] is None
     path = only(store.folder)
     read = Path.read_bytes
@@ -910,6 +952,25 @@ def test_a_winner_outlives_its_blob(conv, store, tune):
     assert store.retune(conv.graph, tune).name == tuned.name and tune.calls == 1
     assert store.reason.startswith("built: cuDNN refuses it")
     assert store.get(conv.graph).name == tuned.name and store.reason.startswith("loaded")
+
+
+def test_a_winner_is_found_in_a_list_that_is_reordered(conv, store, tune, monkeypatch):
+    """stale-plan: its place in the list is another candidate's now, and its plan has to be built again."""
+    tuned, place = store.retune(conv.graph, tune), 2
+    listed, create = [], cudnn.pygraph.create_execution_plans
+
+    def reordered(graph, modes):
+        result = create(graph, [cudnn.heur_mode.FALLBACK, cudnn.heur_mode.A])
+        listed.append(graph.get_plan_name_at_index(place))
+        return result
+
+    monkeypatch.setattr(cudnn.pygraph, "create_execution_plans", reordered)
+    build(conv.graph())
+    assert listed.pop() != tuned.name
+    only(store.folder).write_bytes(rewritten(only(store.folder), b"{}"))
+    again = store.retune(conv.graph, tune)
+    assert again.name == tuned.name and tune.calls == 1 and store.reason.startswith("built: cuDNN refuses it")
+    assert torch.equal(conv.run(again), conv.run(tuned))
 
 
 def test_tuning_goes_on_without_a_folder(conv, tmp_path, tune):
