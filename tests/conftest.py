@@ -1,9 +1,11 @@
 """Fixtures and marks that the unit tests share."""
 
 import importlib
+import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,12 @@ def module():
     return lambda name: importlib.import_module(f"helpers.{name}")
 
 
+def without_gpu(**changes):
+    """This process's environment without a GPU and without what steers the notebooks, plus `changes`."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("CUDNN_TARGET", "PYTHONPATH")}
+    return kept | {"CUDA_VISIBLE_DEVICES": ""} | {key: str(value) for key, value in changes.items()}
+
+
 @pytest.fixture(scope="session")
 def python():
     """Runs Python code in a new process that sees no GPU, from the repository's root.
@@ -38,9 +46,32 @@ def python():
     """
 
     def run(code, *arguments, flags=(), **environment):
-        env = {k: v for k, v in os.environ.items() if k not in ("CUDNN_TARGET", "PYTHONPATH")}
-        env |= {"CUDA_VISIBLE_DEVICES": ""} | {key: str(value) for key, value in environment.items()}
         command = [sys.executable, *flags, "-c", code, *map(str, arguments)]
-        return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            command, env=without_gpu(**environment), cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def mutated(request, tmp_path_factory):
+    """What tests/mutate.py found for a notebook, executed in an unrelated folder; two at once, the longest first."""
+
+    def run(path, folder):
+        result = subprocess.run(
+            [sys.executable, ROOT / "tests" / "mutate.py", path],
+            env=without_gpu(CUDNN_NOTEBOOKS=ROOT, OMP_NUM_THREADS=1),  # both at once on two cores
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout.splitlines()[-1])
+
+    tests = [item for item in request.session.items if "mutated" in getattr(item, "fixturenames", ())]
+    paths = sorted({item.callspec.params["path"] for item in tests}, reverse=True)
+    pool = ThreadPoolExecutor(2)
+    found = {path: pool.submit(run, path, tmp_path_factory.mktemp("unrelated")) for path in paths}
+    yield lambda path: found[path].result()
+    pool.shutdown(cancel_futures=True)

@@ -9,6 +9,7 @@ verdict run again, once for each mutation that changes one of those results, and
 Prints one line of JSON:
     cells     [[cell, error], ...]: the code cells up to the last verdict, executed once; error is a name or null
     verdicts  [[cell, mutation, failing cell, error], ...]: each verdict over results, with what changes any of them
+    exercises what try_answers.tried found after that
 """
 
 import contextlib
@@ -27,6 +28,8 @@ sys.path[:0] = [str(REPO), str(REPO / "tests")]
 
 import notebook_rules as rules  # noqa: E402
 import torch  # noqa: E402
+import try_answers  # noqa: E402
+import wrong_answers  # noqa: E402
 from IPython.core.interactiveshell import InteractiveShell  # noqa: E402
 from matplotlib import pyplot  # noqa: E402
 
@@ -40,17 +43,32 @@ CORRECT, BAND, SCORES, DIFFERENCE = reference.evaluate, reference._band, referen
 
 # --- wrong evaluations; each returns False, having done nothing, for a graph that it has nothing to change in ---------
 
+LAST = {}  # graph: {input: its value} of the graph's last evaluation
+
 
 def results(graph, tensors):
     return [t for node in graph.nodes for t in node.outputs.values() if t in tensors]
 
 
 def scaled(graph, tensors):
-    """Every result times 1.01."""
-    CORRECT(graph, tensors)
+    """Every result times 1.01. Like `short`, it spoils results that are there and right."""
     for tensor in results(graph, tensors):
         tensors[tensor].copy_(tensors[tensor].double() * 1.01)
     return True
+
+
+def short(graph, tensors):
+    """The last quarter of each result, along the longest axis but the last, stays unwritten, as after a plan or a
+    kernel of a smaller shape. Zeros stand for what was there: the old content may be right, from an earlier run."""
+    found = False
+    for value in (tensors[t] for t in results(graph, tensors)):
+        axes = value.shape[:-1] or value.shape
+        length = max(axes, default=1)
+        if length > 1:
+            written = length - max(length // 4, 1)
+            value.narrow(axes.index(length), written, length - written).zero_()
+            found = True
+    return found
 
 
 def replaced(graph, tensors, values):
@@ -88,6 +106,13 @@ def inverted(graph, tensors):
     return replaced(graph, tensors, {t: 1 / v for t, v in tensors.items() if t.name.startswith("scale")})
 
 
+def stale(graph, tensors):
+    """The inputs are those of the graph's last evaluation, as in a CUDA graph whose buffers got no new values."""
+    last = LAST.get(graph, {})
+    values = {t: value for t, value in last.items() if not torch.equal(as_bytes(value), as_bytes(tensors[t]))}
+    return replaced(graph, tensors, values)
+
+
 def attention(graph, tensors, name, function):
     """Evaluates a graph that has attention with `function` in the place of reference.`name`."""
     found = any(node.node_type.name.startswith("SDPA") for node in graph.nodes)
@@ -107,6 +132,26 @@ def unscaled(graph, tensors):
     return attention(graph, tensors, "_scores", lambda node, x: SCORES(node, {**x, "attn_scale": 1.0}))
 
 
+def correct(graph, tensors):
+    """Nothing is wrong."""
+    return False
+
+
+SPOILING = (scaled, short)
+EVALUATIONS = (*SPOILING, flipped, dropped, inverted, cornered, unscaled, stale)
+
+
+def as_bytes(tensor):
+    """A tensor's values as bytes, in which NaN equals NaN and FP8 can be compared."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def remember(graph, tensors):
+    """Notes the inputs of an evaluation for `stale`."""
+    outputs = results(graph, tensors)
+    LAST[graph] = {tensor: value.clone() for tensor, value in tensors.items() if tensor not in outputs}
+
+
 def changed(mutation, graph, tensors):
     """Whether a mutation changes any of the results in `tensors`, which are right and stay as they are."""
     right = results(graph, tensors)
@@ -120,15 +165,24 @@ def changed(mutation, graph, tensors):
 # --- what a mutation puts into place ----------------------------------------------------------------------------------
 
 
-def wrong(mutation):
-    return lambda graph, tensors: mutation(graph, tensors) or CORRECT(graph, tensors)
+def evaluated(mutation):
+    """Replaces reference.evaluate by a mutation."""
+
+    def evaluate(graph, tensors):
+        if mutation in SPOILING:
+            CORRECT(graph, tensors)
+            mutation(graph, tensors)
+        elif not mutation(graph, tensors):
+            CORRECT(graph, tensors)
+        remember(graph, tensors)
+
+    return mock.patch.object(reference, "evaluate", evaluate)
 
 
-EVALUATIONS = (scaled, flipped, dropped, inverted, cornered, unscaled)
-MUTATIONS = {m.__name__: mock.patch.object(reference, "evaluate", wrong(m)) for m in EVALUATIONS}
+MUTATIONS = {m.__name__: evaluated(m) for m in EVALUATIONS}
 # A tuning accepts every candidate.
 MUTATIONS["accepted"] = mock.patch.object(tuning, "_difference", lambda *_, **__: "")
-CORRECTLY = contextlib.nullcontext()
+CORRECTLY = evaluated(correct)
 
 
 @contextlib.contextmanager
@@ -139,6 +193,7 @@ def watched():
     def evaluate(graph, tensors):
         CORRECT(graph, tensors)
         found.update(m.__name__ for m in EVALUATIONS if changed(m, graph, tensors))
+        remember(graph, tensors)
 
     def difference(*args, **options):
         text = DIFFERENCE(*args, **options)
@@ -157,6 +212,7 @@ class Notebook:
         self.code = [i for i, cell in enumerate(nb.cells) if cell.cell_type == "code"]
         self.verdicts = [i for i in self.code if rules.CHECKED in rules.tags(nb.cells[i])]
         self.reached = {}  # cell: the mutations that change any of its results
+        self.last = {}  # cell: what LAST was before it
 
     def run(self, index):
         """Executes one cell; returns the name of its exception or None."""
@@ -168,6 +224,8 @@ class Notebook:
 
     def repeat(self, cells, mutation=CORRECTLY):
         """Executes cells again until one fails: [its index, its error]."""
+        LAST.clear()
+        LAST.update(self.last[cells[0]])
         with mutation:
             failures = ([index, error] for index in cells if (error := self.run(index)))
             return next(failures, [None, None])
@@ -186,6 +244,7 @@ class Notebook:
     def check(self):
         executed, rows, first, computed = [], [], self.code[0], None
         for index in [i for i in self.code if i <= self.verdicts[-1]]:
+            self.last[index] = dict(LAST)
             with watched() as self.reached[index]:
                 error = self.run(index)
             executed.append([index, error])
@@ -198,4 +257,6 @@ class Notebook:
 
 
 if __name__ == "__main__":
-    print(json.dumps(Notebook(rules.read(Path(sys.argv[1]))).check()))
+    path = Path(sys.argv[1])
+    nb, wrong = rules.read(path), wrong_answers.WRONG.get(path.stem, {})
+    print(json.dumps(Notebook(nb).check() | {"exercises": try_answers.tried(nb, wrong, SHELL)}))

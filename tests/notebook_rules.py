@@ -206,7 +206,7 @@ def needs_lines(nb):
             words = line.split(":")[0].split()
             if number > 0 or words[0] != "%%needs":
                 found.append(f"{_where(nb, cell)}: {line!r} is not a %%needs line at the top of its cell")
-            elif not words[1:] or not all(re.fullmatch(r"gpu|sm\d{2,3}", word) for word in words[1:]):
+            elif not words[1:] or not all(re.fullmatch(r"gpu|sm\d{2,3}|cudnn\d+\.\d+", word) for word in words[1:]):
                 found.append(f"{_where(nb, cell)}: {line!r} names no requirement that %%needs knows")
     return found
 
@@ -247,7 +247,7 @@ def call_outs(nb):
 
 def exercises(nb):
     """Two to four exercises, each with a hint, a stub and, after the stub, a checked and folded solution cell."""
-    found, parts = [], _exercise_parts(nb)
+    found, parts = [], exercise_parts(nb)
     if not 2 <= len(parts) <= 4:
         found.append(f"{len(parts)} exercises (under '## Exercises', each starts with '**1. ' and so on)")
     if [number for number, _, _ in parts] != list(range(1, len(parts) + 1)):
@@ -268,7 +268,7 @@ def exercises(nb):
     return found
 
 
-def _exercise_parts(nb):
+def exercise_parts(nb):
     """(number, its text, its code cells) of each exercise under the heading 'Exercises'."""
     parts, inside = [], False
     for cell in nb.cells:

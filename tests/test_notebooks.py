@@ -79,7 +79,7 @@ def test_readme_lists_every_notebook():
 def test_readme_gives_the_minutes_that_the_notebook_gives(path):
     row = next(line for line in README.read_text().splitlines() if f"(notebooks/{path.name})" in line)
     minutes = re.search(r"(\d+) minutes", rules.read(path).cells[0].source)
-    assert minutes and row.split("|")[-2].strip() == minutes[1]
+    assert minutes and row.split("|")[-3].strip() == minutes[1]
 
 
 # --- a notebook that keeps the rules ----------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def good_notebook():
         code("from helpers import target\n\nprint(target.report())", setup + "\n"),
         markdown("## The steps\n\n> **Why** Because `[this](is no link)`.\n> Second line.\n\n1 TFLOP/s and/or 2 GB/s"),
         code("assert 1 + 1 == 2\nprint('sum: PASS')", "sum: PASS\n", "nbval-check-output"),
-        code("%%needs gpu sm80: the rest runs\nprint(1)", "1\n"),
+        code("%%needs gpu sm80 cudnn9.21: the rest runs\nprint(1)", "1\n"),
         markdown("## Exercises\n\n**1. One.** *Hint:* think."),
         code("check(None)", "not attempted yet\n"),
         code("check(1)", "one: PASS\n", "solution", "nbval-check-output", folded=True),
@@ -206,6 +206,7 @@ BAD = [
     (rules.needs_lines, lambda nb: set_source(nb, 4, "%%time\nx"), "%%time"),
     (rules.needs_lines, lambda nb: set_source(nb, 4, "%%needs a100\nx"), "no requirement"),
     (rules.needs_lines, lambda nb: set_source(nb, 4, "%%needs: gpu\nx"), "no requirement"),
+    (rules.needs_lines, lambda nb: set_source(nb, 4, "%%needs gpu cudnn9\nx"), "no requirement"),
     (rules.no_absolute_paths, lambda nb: set_source(nb, 4, "open('/home/me/x')"), "/home/me"),
     (rules.no_absolute_paths, lambda nb: set_source(nb, 4, f"open({WINDOWS})"), "Users"),
     (rules.no_absolute_paths, lambda nb: set_source(nb, 2, "Look into /usr/lib/x."), "/usr/lib"),

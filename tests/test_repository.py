@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import readme
 
 REPO = Path(__file__).resolve().parents[1]
 README = (REPO / "README.md").read_text()
@@ -32,6 +33,18 @@ def test_readme_gives_both_commands_as_single_lines():
 def test_readme_names_every_helper():
     files = {path.name for path in (REPO / "helpers").glob("*.py")} - {"__init__.py"}
     assert {name for name in files if f"(helpers/{name})" not in README} == set()
+
+
+def test_readme_has_the_results_that_the_notebooks_store():
+    """Headlines, the stamp and the picture: python tests/readme.py."""
+    assert readme.differences() == []
+
+
+def test_readme_with_another_result_is_noticed(monkeypatch, tmp_path):
+    other = tmp_path / "README.md"
+    other.write_text(README.replace("× PyTorch eager", "1× PyTorch eager", 1))
+    monkeypatch.setattr(readme, "README", other)
+    assert readme.differences() == ["README.md differs from the stored outputs"]
 
 
 def test_ci_runs_the_readme_test_line(tmp_path):

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import notebook_rules as rules
@@ -158,35 +157,16 @@ def test_a_notebook_that_checks_nothing_fails(outcomes):
 
 # What changes the results of each notebook's verdicts; tests/mutate.py says what each name means.
 CHANGED_BY = {
-    "00_five_steps": {"scaled", "flipped", "dropped"},
-    "01_fused_conv_bias_relu": {"scaled", "flipped", "dropped"},
-    "02_autotuning": {"scaled", "flipped", "dropped", "accepted"},
-    "03_fp8_amax_epilogue": {"scaled", "flipped", "dropped", "inverted"},
-    "04_sdpa": {"scaled", "flipped", "inverted", "cornered", "unscaled"},
+    "00_five_steps": {"scaled", "short", "flipped", "dropped", "stale"},
+    "01_fused_conv_bias_relu": {"scaled", "short", "flipped", "dropped"},
+    "02_autotuning": {"scaled", "short", "flipped", "dropped", "accepted"},
+    "03_fp8_amax_epilogue": {"scaled", "short", "flipped", "dropped", "inverted", "stale"},
+    "04_sdpa": {"scaled", "short", "flipped", "inverted", "cornered", "unscaled"},
+    "05_plan_serialization": {"scaled", "short", "flipped", "dropped"},
+    "06_dynamic_shapes": {"scaled", "short", "flipped", "dropped", "stale"},
+    "07_cuda_graphs": {"scaled", "short", "flipped", "dropped", "stale"},
+    "08_hot_path": {"scaled", "short", "flipped", "dropped", "stale"},
 }
-
-
-@pytest.fixture(scope="module")
-def mutated(request, tmp_path_factory):
-    """What tests/mutate.py found for a notebook, executed in an unrelated folder; two at once, the longest first."""
-
-    def run(path, folder):
-        result = subprocess.run(
-            [sys.executable, REPO / "tests" / "mutate.py", path],
-            env=environment(CUDNN_NOTEBOOKS=str(REPO), OMP_NUM_THREADS="1"),  # both at once on two cores
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
-        assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout.splitlines()[-1])
-
-    tests = [item for item in request.session.items if "mutated" in getattr(item, "fixturenames", ())]
-    paths = sorted({item.callspec.params["path"] for item in tests}, reverse=True)
-    pool = ThreadPoolExecutor(2)
-    found = {path: pool.submit(run, path, tmp_path_factory.mktemp("unrelated")) for path in paths}
-    yield lambda path: found[path].result()
-    pool.shutdown(cancel_futures=True)
 
 
 @each_notebook
