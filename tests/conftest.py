@@ -17,10 +17,14 @@ ROOT = Path(__file__).parent.parent
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a GPU; skipped elsewhere, with the reason")
+    config.addinivalue_line("markers", "matrix: five minutes of compilation; runs with -m matrix alone")
 
 
-def pytest_collection_modifyitems(items):
-    """Skips what is marked `gpu` on a machine without one."""
+def pytest_collection_modifyitems(config, items):
+    """Skips what is marked `gpu` on a machine without one, and the support matrix unless it is asked for."""
+    for item in items:
+        if item.get_closest_marker("matrix") and config.getoption("markexpr") != "matrix":
+            item.add_marker(pytest.mark.skip(reason="takes five minutes: pytest -m matrix tests"))
     for item in items:
         if item.get_closest_marker("gpu") and not target.live:
             item.add_marker(pytest.mark.skip(reason=target.lacks("gpu")))

@@ -77,10 +77,15 @@ def test_workflow():
     workflow = yaml.safe_load((REPO / ".github/workflows/ci.yml").read_text())
     assert {"push", "schedule", "workflow_dispatch"} <= set(workflow[True])  # YAML reads the key `on` as true
     jobs = workflow["jobs"]
-    assert {"style", "cpu", "gpu", "versions"} == set(jobs)
+    assert {"style", "cpu", "matrix", "gpu", "versions"} == set(jobs)
     assert jobs["gpu"]["runs-on"] == ["self-hosted", "gpu"]
     for name in ("cpu", "gpu", "versions"):
         assert {"run": ".ci/run"} in jobs[name]["steps"]
+
+
+def test_workflow_runs_what_the_test_line_leaves_out():
+    assert ".venv/bin/pytest -m matrix tests" in (REPO / ".github/workflows/ci.yml").read_text()
+    assert ".venv/bin/pytest -m matrix tests" in README
 
 
 def test_licence():
