@@ -59,10 +59,13 @@ def wall(call, calls=None):
     What `measure` hides is in it: the host time of the launches, where it exceeds the GPU's, and the synchronisation at
     the end. Calls follow one another, so inputs that fit into L2 stay there.
 
-    calls  so many are timed; by default as many as fit into about 100 ms, at least 20, after about 25 ms of warm-up.
+    calls  so many are timed (2 or more); by default as many as fit into about 100 ms, at least 20, after about 25 ms
+           of warm-up.
 
     Returns a Timing. Raises RuntimeError without a GPU.
     """
+    if calls is not None and calls < 2:
+        raise ValueError(f"calls is {calls}: a spread needs two calls or more")
     _require_gpu()
 
     def once():

@@ -15,13 +15,17 @@ _NEXT = {  # what to do about a failure in each step
     "warm-up": "correct the work or its inputs: it fails without a capture, too",
     "capture": "take out of the work what waits for the GPU or reads a result (.item(), .cpu(), print, synchronize), "
     "and build every plan before; a call without capture still works",
+    "replay": "let the outputs depend on the shapes of the inputs alone: a CUDA graph repeats the launches of one call",
     "end of capture": "launch everything on PyTorch's current stream; a cuDNN handle of your own needs "
     "cudnn.set_stream with that stream, inside the work",
 }
 
 
 class CaptureError(RuntimeError):
-    """Work could not be captured. `step` is "warm-up", "capture" or "end of capture", `reason` the first error."""
+    """Work could not be captured, or can't be repeated. `step`: warm-up, capture, end of capture or replay.
+
+    reason  the first error.
+    """
 
     def __init__(self, step, error):
         reason = str(error).partition(" (Triggered internally")[0]  # PyTorch's warnings end in a place in its source
@@ -57,7 +61,12 @@ def capture(work, inputs, warmup=3):
         _check_example(name, tensor)
     buffers = {name: _empty(t.shape, t.stride(), t.dtype).copy_(t.detach()) for name, t in inputs.items()}
     run = _plan_call(work, buffers) if isinstance(work, Plan) else functools.partial(work, **buffers)
-    outputs, graph = _record(run, warmup) if target.live else (_warm_up(run, 1), None)
+
+    def restore():  # work that writes into its inputs has changed them by then
+        for name, tensor in inputs.items():
+            buffers[name].copy_(tensor.detach())
+
+    outputs, graph = _record(run, warmup, restore) if target.live else (_warm_up(run, 1), None)
     return CapturedGraph(run, buffers, outputs, graph)
 
 
@@ -83,8 +92,14 @@ class CapturedGraph:
         """
         for name, tensor in new.items():
             self._check(name, tensor)
+        new = {name: tensor.detach() for name, tensor in new.items()}
+        own = {buffer.untyped_storage().data_ptr() for buffer in self.inputs.values()}
+        if any(tensor.untyped_storage().data_ptr() in own for tensor in new.values()):
+            new = {
+                name: tensor.clone() for name, tensor in new.items()
+            }  # or one copy would overwrite the next's source
         for name, tensor in new.items():
-            self.inputs[name].copy_(tensor.detach())
+            self.inputs[name].copy_(tensor)
         self.replay()
         return self.outputs
 
@@ -93,8 +108,12 @@ class CapturedGraph:
         if self._graph is not None:
             self._graph.replay()
             return
-        for own, new in zip(_tensors(self.outputs), _tensors(self._run()), strict=True):
-            own.copy_(new)
+        returned = self._run()
+        if _shape_of(returned) != _shape_of(self.outputs):
+            error = ValueError("the work returned other outputs (names, number, dims or dtypes) than before")
+            raise CaptureError("replay", error)
+        for own, new in zip(_tensors(self.outputs), _tensors(returned), strict=True):
+            own.detach().copy_(new.detach().clone())
 
     def _check(self, name, tensor):
         if name not in self.inputs:
@@ -159,6 +178,12 @@ def _tensors(outputs):
     return found
 
 
+def _shape_of(outputs):
+    """Names, dims and dtypes of what work returned: a CUDA graph has the same ones in each replay."""
+    names = list(outputs) if isinstance(outputs, dict) else None
+    return names, [(tuple(t.shape), t.dtype) for t in _tensors(outputs)]
+
+
 def _warm_up(run, times):
     """Calls `run` and returns what the last call did."""
     try:
@@ -171,8 +196,8 @@ def _warm_up(run, times):
         raise CaptureError("warm-up", error) from error
 
 
-def _record(run, warmup):
-    """(outputs, torch.cuda.CUDAGraph) of one call of `run`, replayed once."""
+def _record(run, warmup, restore):
+    """(outputs, torch.cuda.CUDAGraph) of one call of `run`, replayed once after `restore()`."""
     side, graph, pool = torch.cuda.Stream(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     side.wait_stream(torch.cuda.current_stream())
     step, outputs, failure = "capture", None, None
@@ -192,6 +217,7 @@ def _record(run, warmup):
     if failure is not None:
         raise CaptureError(step, failure) from failure
     torch.cuda.current_stream().wait_stream(side)
+    restore()
     graph.replay()
     return outputs, graph
 

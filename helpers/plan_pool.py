@@ -2,6 +2,7 @@
 
 import gc
 import json
+import operator
 import time
 
 import cudnn
@@ -40,9 +41,9 @@ class PlanPool:
     """
 
     def __init__(self, make_graph, bucket=None, limit=64, dynamic=True, pin=False):
-        if limit < 1:
+        if operator.index(limit) < 1:
             raise ValueError(f"limit is {limit}: at least one plan has to be kept")
-        self.make_graph, self.limit, self.pin = make_graph, limit, pin
+        self.make_graph, self.limit, self.pin = make_graph, operator.index(limit), pin
         self._bucket, self._plans, self._pinned = bucket or tuple, {}, None
         self.cache = cudnn.create_kernel_cache() if dynamic else None
         self.why_static = "" if dynamic else "asked for"
@@ -50,10 +51,14 @@ class PlanPool:
         self.build_ms = 0.0
 
     def bucket(self, shape):
-        """The shape that the plan for `shape` is built for, a tuple of ints. Raises ValueError for a smaller one."""
-        place = tuple(self._bucket(shape))
+        """The shape that the plan for `shape` is built for, a tuple of ints.
+
+        Raises ValueError for a smaller one, TypeError where one of them is no sequence of ints.
+        """
+        shape = _ints("a shape", shape)
+        place = _ints(f"bucket({shape})", self._bucket(shape))
         if len(place) != len(shape) or any(have < need for have, need in zip(place, shape, strict=True)):
-            raise ValueError(f"bucket({tuple(shape)}) is {place}: it has to be as long, and no smaller in any place")
+            raise ValueError(f"bucket({shape}) is {place}: it has to be as long, and no smaller in any place")
         return place
 
     def get(self, shape):
@@ -62,7 +67,7 @@ class PlanPool:
         plan = self._plans.pop(place, None)
         if plan is None:
             plan = self._build(place)
-            if len(self._plans) == self.limit:
+            while len(self._plans) >= self.limit:
                 del self._plans[next(iter(self._plans))]
                 self.evictions += 1
         else:
@@ -123,6 +128,14 @@ class PlanPool:
         if self.pin:
             self._pinned = self._pinned or plan.graph.get_engine_and_knobs_at_index(plan.graph._plan_index)
         return plan
+
+
+def _ints(name, values):
+    """`values` as a tuple of ints. Raises TypeError for anything else: such keys would never be found again."""
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise TypeError(f"{name} is a sequence of ints, got {values!r}") from None
 
 
 def kernels(cache):

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import stat
 import struct
 import tempfile
@@ -31,6 +32,7 @@ FORMAT = 1  # of the metadata; to be raised as well when helpers.build begins to
 MAGIC = b"cudnnpln"
 PREFIX = struct.Struct("<8sQ32s")
 ABANDONED_S = 3600  # a temporary file of this age was left by a process that was killed while it wrote
+OURS = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}\.plan|cudnnpln-\w+\.tmp")  # no other file of the folder is touched
 METADATA = {"format", "graph", "plan", "bytes", "winner", "decides"}
 
 
@@ -52,7 +54,7 @@ class PlanStore:
 
     def __init__(self, folder=None, limit_bytes=256 * 2**20, ahead_of_time=False):
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self.folder = Path(folder or cache / "cudnn-notebooks" / "plans")
+        self.folder = Path(folder or cache / "cudnn-notebooks" / "plans").expanduser()
         self.limit_bytes, self.ahead_of_time = limit_bytes, ahead_of_time
         self.reason, self._warned = "", set()
 
@@ -177,7 +179,10 @@ class PlanStore:
         return bench.Table(["graph", "plan", "tuned", *columns, "bytes"], rows, caption)
 
     def clear(self):
-        """Removes every plan from the folder, damaged ones and those of other versions too; returns how many."""
+        """Removes every plan from the folder, damaged ones and those of other versions too; returns how many.
+
+        Other files of the folder stay.
+        """
         files = self._files()
         for _, _, path in files:
             path.unlink(missing_ok=True)
@@ -214,7 +219,8 @@ class PlanStore:
         for path in self.folder.glob(pattern):
             with contextlib.suppress(FileNotFoundError):
                 info = path.stat()
-                found.append((info.st_mtime_ns, info.st_size, path))
+                if OURS.fullmatch(path.name) and stat.S_ISREG(info.st_mode):
+                    found.append((info.st_mtime_ns, info.st_size, path))
         return sorted(found, reverse=True)
 
     def _check_folder(self):
@@ -233,7 +239,7 @@ class PlanStore:
             except FileNotFoundError:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._check_folder()
-            number, temporary = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
+            number, temporary = tempfile.mkstemp(dir=self.folder, prefix="cudnnpln-", suffix=".tmp")
             try:
                 with open(number, "wb") as file:
                     file.write(PREFIX.pack(MAGIC, len(content), hashlib.sha256(content).digest()) + content)

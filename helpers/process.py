@@ -1,6 +1,7 @@
 """A function in a fresh Python process: what a cold start costs, and what a process without a GPU can do."""
 
 import ast
+import contextlib
 import inspect
 import json
 import linecache
@@ -71,7 +72,8 @@ def in_new_process(function, *arguments, uses=(), gpu=True, device=None, environ
     timeout   seconds.
 
     Without a GPU in this process the child has this process's recorded target, whatever `gpu` says. What the child
-    prints is printed here. Settings made in this process (seeds, precision) are not the child's.
+    prints is printed here; its stderr is shown only where it fails. Settings made in this process (seeds, precision)
+    are not the child's.
 
     Raises RuntimeError with the child's last lines where it fails, is killed or takes too long; TypeError for a
     function without source (a lambda) and for arguments that JSON can't hold.
@@ -96,16 +98,11 @@ def in_new_process(function, *arguments, uses=(), gpu=True, device=None, environ
         )
         Path(script).write_text(code)
         started = time.monotonic()
-        options = {"env": variables, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-        try:
-            child = subprocess.run([sys.executable, script], timeout=timeout, **options)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{function.__name__} did not finish in a new process within {timeout} s") from None
+        code, said, complaint = _run([sys.executable, script], variables, folder, timeout)
         ended = time.monotonic()
-        if child.stdout:
-            print(child.stdout, end="")
-        if child.returncode:
-            raise RuntimeError(_failure(function.__name__, child).replace(folder + os.sep, ""))
+        print(said, end="")
+        if code != 0 or not Path(result).exists():
+            raise RuntimeError(_failure(function.__name__, code, complaint, timeout).replace(folder + os.sep, ""))
         value, (first, imported, called, returned) = json.loads(Path(result).read_text())
     spans = (first - started, imported - first, returned - called, ended - started)
     return Finished(value, *(1e3 * seconds for seconds in spans))
@@ -137,11 +134,40 @@ def _class_source(cls):
     return textwrap.dedent("".join(lines[first - 1 : found.end_lineno]))
 
 
-def _failure(name, child):
+def _run(command, environment, folder, timeout):
+    """(exit code, stdout, stderr) of a command; the code is None after `timeout` seconds.
+
+    What it says goes to files, since a pipe stays open as long as any process that the child has left behind. Those are
+    ended with it.
+    """
+    paths = [Path(folder) / name for name in ("stdout", "stderr")]
+    with open(paths[0], "wb") as out, open(paths[1], "wb") as err:
+        child = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        )
+        try:
+            code = child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    return code, *(path.read_text(errors="replace") for path in paths)
+
+
+def _failure(name, code, complaint, timeout):
     """Why a child failed, with the end of what it said."""
-    code, lines = child.returncode, child.stderr.strip().splitlines()
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    lines = complaint.strip().splitlines()
+    if code is None:
+        how = f"did not finish within {timeout} s"
+    elif code == 0:
+        how = "ended the process without returning a value"
+    else:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     hint = ""
     if lines and lines[-1].startswith("NameError"):
         hint = "\n(it finds only what is imported for it: name further functions in `uses`, pass values as arguments)"
+    elif lines and lines[-1].endswith("is not JSON serializable"):
+        hint = "\n(it returns what JSON can hold: .tolist() of a tensor or an array, list() of a set)"
     return "\n".join([f"{name} {how} in a new process:", *lines[-LAST_LINES:]]) + hint

@@ -271,3 +271,10 @@ def test_ceilings():
     peak = 2 * target.properties["memClockRateKHz"] * (bus or 8192) / 8 / 1e6  # GB/s, two transfers per clock
     assert (0.5 * peak if bus else 100) < bench.copy_ceiling() < 1.05 * peak
     assert bench.matmul_ceiling(target.dtype) > 10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("calls", [1, 0, -1])
+def test_wall_wants_two_calls(calls):
+    with pytest.raises(ValueError, match="two calls or more"):
+        bench.wall(lambda: None, calls=calls)

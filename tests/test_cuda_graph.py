@@ -202,6 +202,31 @@ def test_examples_that_cannot_be_buffers_are_refused(product):
         capture(product.plan, {"A": product.a})
 
 
+def test_buffers_may_be_swapped():
+    captured = capture(lambda a, b: a - b, {"a": random(5), "b": random(5, seed=1)})
+    a, b = (captured.inputs[name].clone() for name in "ab")
+    torch.testing.assert_close(captured(a=captured.inputs["b"], b=captured.inputs["a"]), b - a, rtol=0, atol=0)
+
+
+def test_work_may_write_into_its_inputs():
+    """Neither the warm-up nor the capture shows in the outputs of the examples."""
+    captured = capture(lambda a: a.add_(1), {"a": torch.zeros(5, device=target.device)})
+    assert captured.outputs.tolist() == [1] * 5
+    assert captured(a=torch.full((5,), 3.0, device=target.device)).tolist() == [4] * 5
+
+
+@pytest.mark.skipif(target.live, reason="a CUDA graph repeats the launches of the captured call")
+@pytest.mark.parametrize(
+    "work",
+    [lambda a: a[a > 2], lambda a: a.int() if a[0] > 2 else a, lambda a: {"p" if a[0] > 2 else "q": a}],
+    ids=["dims", "dtype", "names"],
+)
+def test_outputs_that_change_with_the_values_are_refused(work):
+    captured = capture(work, {"a": torch.tensor([1.0, 3, 4])})
+    with pytest.raises(CaptureError, match=r"(?s)step 'replay'.*depend on the shapes of the inputs alone"):
+        captured(a=torch.tensor([5.0, 5, 5]))
+
+
 def test_values_are_not_frozen():
     """A tensor that is passed by value would keep its value in the CUDA graph."""
     graph = new_graph("scaled")

@@ -305,3 +305,30 @@ class Counter:
 def test_kernels_takes_the_caches_own_count():
     assert kernels(Counter(size=5)) == 5
     assert kernels(Counter()) == 3
+
+
+def test_a_smaller_limit_is_kept_from_the_next_plan_on():
+    pool = PlanPool(linear, limit=3, dynamic=False)
+    for rows in (16, 17, 18):
+        pool.get((1, rows, 24))
+    pool.limit = 1
+    pool.get((1, 19, 24))
+    assert len(pool) == 1 and pool.evictions == 3
+
+
+@pytest.mark.parametrize(("shape", "bucket"), [(10, None), ((1, 10.5, 24), None), ((1, 10, 24), lambda shape: 16)])
+def test_a_shape_is_a_sequence_of_ints(shape, bucket):
+    with pytest.raises(TypeError, match="is a sequence of ints, got"):
+        PlanPool(linear, bucket=bucket).get(shape)
+
+
+def test_tensors_of_one_int_find_their_plan_again():
+    pool = PlanPool(linear, dynamic=False)
+    plans = [pool.get(torch.tensor([1, 16, 24])) for _ in range(2)]
+    assert plans[0] is plans[1] and pool.hits == 1
+
+
+@pytest.mark.parametrize("limit", [1.5, None])
+def test_a_limit_is_an_int(limit):
+    with pytest.raises(TypeError):
+        PlanPool(linear, limit=limit)

@@ -807,7 +807,7 @@ def sized(conv, store, module, monkeypatch):
     age = [time.time() - 1000]
 
     def save(key):
-        monkeypatch.setattr(module("plan_store"), "graph_signature", lambda graph: key)
+        monkeypatch.setattr(module("plan_store"), "graph_signature", lambda graph: key.ljust(64, "0"))
         path = store.save(plan)
         age[0] += 1
         os.utime(path, (age[0], age[0]))
@@ -848,12 +848,23 @@ def test_a_plan_larger_than_the_limit_is_not_stored(store, sized):
 
 def test_what_killed_processes_left_is_removed(store, sized):
     sized("a")
-    old, new = store.folder / "old.tmp", store.folder / "new.tmp"
-    for path in (old, new):
+    old, new = store.folder / "cudnnpln-old.tmp", store.folder / "cudnnpln-new.tmp"
+    theirs = store.folder / "thesis.tmp"
+    for path in (old, new, theirs):
         path.write_bytes(b"half a plan")
-    os.utime(old, (time.time() - 4000,) * 2)
+        os.utime(path, (time.time() - 4000,) * 2)
+    os.utime(new)
     sized("b")
-    assert not old.exists() and new.exists()
+    assert not old.exists() and new.exists() and theirs.exists()
+
+
+def test_files_and_folders_of_others_stay(store, sized):
+    sized("a")
+    for name in ("thesis.plan", "x.plan.old"):
+        (store.folder / name).write_bytes(b"not ours")
+    (store.folder / f"{'0' * 64}-{'0' * 16}.plan").mkdir()
+    assert store.clear() == 1
+    assert len(list(store.folder.iterdir())) == 3
 
 
 def test_the_table_and_clear(conv, store):

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -35,7 +37,7 @@ def everything(number, items, options=None):
     import os
 
     named = [build, describe, PlanStore, bench, target, plots]  # noqa: F821
-    time.sleep(0.05)  # noqa: F821
+    time.sleep(0.05)
     print("a line of the child")
     print("a warning of the child", file=sys.stderr)
     return {
@@ -125,15 +127,23 @@ def no_json():
 
 
 def sleeps():
-    time.sleep(60)  # noqa: F821
+    import subprocess
+
+    print("asleep", flush=True)
+    subprocess.run(["sleep", "60"])
+
+
+def leaves():
+    raise SystemExit(0)
 
 
 FAILURES = {
     raises: (r"^raises ended with exit code 1 in a new process:\n39\n(\d+\n)+last$", 300),
     lacks_a_name: (r"(?s)NameError: name 'double' is not defined\n\(it finds only .*`uses`", 300),
     ends: (r"^ends was killed by SIGKILL in a new process:$", 300),
-    no_json: (r"TypeError: Object of type Target is not JSON serializable$", 300),
-    sleeps: (r"^sleeps did not finish in a new process within 0.5 s$", 0.5),
+    no_json: (r"(?s)TypeError: Object of type Target is not JSON serializable\n\(it returns .*\.tolist", 300),
+    sleeps: (r"^sleeps did not finish within 0.5 s in a new process:$", 0.5),
+    leaves: (r"^leaves ended the process without returning a value in a new process:$", 300),
 }
 
 
@@ -183,3 +193,37 @@ def test_functions_of_a_notebook(monkeypatch, tmp_path):
         assert "got <class '__main__.Fields'>" in str(fields.error_in_exec)
     finally:
         InteractiveShell.clear_instance()
+
+
+def says_bytes():
+    import os
+
+    os.write(1, b"\xff and text\n")
+    return 1
+
+
+def leaves_a_process():
+    import subprocess
+
+    return subprocess.Popen(["sleep", "50"]).pid
+
+
+def test_a_process_that_a_child_leaves_behind_neither_holds_it_up_nor_lives_on():
+    finished = in_new_process(leaves_a_process, gpu=False, timeout=40)
+    assert finished.wall_ms < 39_000
+    deadline = time.monotonic() + 5
+    while (state := process_state(finished.value)) not in ("gone", "Z") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert state in ("gone", "Z")
+
+
+def process_state(number):
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "gone"
+
+
+def test_bytes_that_are_no_text_do_not_lose_the_value(capsys):
+    assert in_new_process(says_bytes, gpu=False).value == 1
+    assert "and text" in capsys.readouterr().out
