@@ -32,7 +32,7 @@ FORMAT = 1  # of the metadata; to be raised as well when helpers.build begins to
 MAGIC = b"cudnnpln"
 PREFIX = struct.Struct("<8sQ32s")
 ABANDONED_S = 3600  # a temporary file of this age was left by a process that was killed while it wrote
-OURS = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}\.plan|cudnnpln-\w+\.tmp")  # no other file of the folder is touched
+OURS = re.compile(r"[0-9a-f]{64}-[\w-]+\.plan|cudnnpln-\w+\.tmp")  # no other file of the folder is touched
 METADATA = {"format", "graph", "plan", "bytes", "winner", "decides"}
 
 
