@@ -67,20 +67,25 @@ def wall(call, calls=None):
     if calls is not None and calls < 2:
         raise ValueError(f"calls is {calls}: a spread needs two calls or more")
     _require_gpu()
-
-    def once():
-        started = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - started) * 1e3
-
     torch.cuda.synchronize()
-    first_ms = once()
-    estimate = max(min(once() for _ in range(3)), 1e-3)
+    first_ms = _host_ms(call)
+    estimate = max(min(_host_ms(call) for _ in range(3)), 1e-3)
     for _ in range(int(min(WARMUP_MS / estimate, MAX_REPEATS))):
-        once()
-    repeats = calls or int(min(max(MEASURE_MS / estimate, MIN_REPEATS), MAX_REPEATS))
-    return _timing(first_ms, [once() for _ in range(repeats)], "hot")
+        _host_ms(call)
+    return _timing(first_ms, [_host_ms(call) for _ in range(calls or _repeats(estimate))], "hot")
+
+
+def _host_ms(call):
+    """Milliseconds on the host's clock from the call until the GPU has done its work."""
+    started = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - started) * 1e3
+
+
+def _repeats(estimate):
+    """How many calls of so many milliseconds are timed."""
+    return int(min(max(MEASURE_MS / estimate, MIN_REPEATS), MAX_REPEATS))
 
 
 def _timing(first_ms, times, l2):
@@ -94,14 +99,11 @@ def _call_times(call, l2, calls=None):
         raise ValueError(f"l2 is 'cold' or 'hot', got {l2!r}")
     _require_gpu()
     torch.cuda.synchronize()
-    started = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    first_ms = (time.perf_counter() - started) * 1e3
+    first_ms = _host_ms(call)
     repeats = calls
     if calls is None:
         estimate = _estimate_ms(call)
-        repeats = int(min(max(MEASURE_MS / estimate, MIN_REPEATS), MAX_REPEATS))
+        repeats = _repeats(estimate)
         for _ in range(int(min(max(WARMUP_MS / estimate, 3), MAX_REPEATS))):
             call()
     starts, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(repeats)] for _ in range(2))

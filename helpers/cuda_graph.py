@@ -59,13 +59,14 @@ def capture(work, inputs, warmup=3):
     """
     for name, tensor in inputs.items():
         _check_example(name, tensor)
-    buffers = {name: _empty(t.shape, t.stride(), t.dtype).copy_(t.detach()) for name, t in inputs.items()}
-    run = _plan_call(work, buffers) if isinstance(work, Plan) else functools.partial(work, **buffers)
+    buffers = {name: _empty(t.shape, t.stride(), t.dtype) for name, t in inputs.items()}
 
-    def restore():  # work that writes into its inputs has changed them by then
+    def restore():  # at first, and where work that writes into its inputs has changed them
         for name, tensor in inputs.items():
             buffers[name].copy_(tensor.detach())
 
+    restore()
+    run = _plan_call(work, buffers) if isinstance(work, Plan) else functools.partial(work, **buffers)
     outputs, graph = _record(run, warmup, restore) if target.live else (_warm_up(run, 1), None)
     return CapturedGraph(run, buffers, outputs, graph)
 
@@ -95,9 +96,8 @@ class CapturedGraph:
         new = {name: tensor.detach() for name, tensor in new.items()}
         own = {buffer.untyped_storage().data_ptr() for buffer in self.inputs.values()}
         if any(tensor.untyped_storage().data_ptr() in own for tensor in new.values()):
-            new = {
-                name: tensor.clone() for name, tensor in new.items()
-            }  # or one copy would overwrite the next's source
+            # One copy would overwrite what the next one reads.
+            new = {name: tensor.clone() for name, tensor in new.items()}
         for name, tensor in new.items():
             self.inputs[name].copy_(tensor)
         self.replay()

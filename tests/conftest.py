@@ -25,7 +25,6 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("matrix") and config.getoption("markexpr") != "matrix":
             item.add_marker(pytest.mark.skip(reason="takes five minutes: pytest -m matrix tests"))
-    for item in items:
         if item.get_closest_marker("gpu") and not target.live:
             item.add_marker(pytest.mark.skip(reason=target.lacks("gpu")))
 

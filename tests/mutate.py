@@ -14,7 +14,6 @@ Prints one line of JSON:
 
 import contextlib
 import importlib
-import io
 import json
 import os
 import sys
@@ -216,11 +215,9 @@ class Notebook:
 
     def run(self, index):
         """Executes one cell; returns the name of its exception or None."""
-        with contextlib.redirect_stdout(io.StringIO()):
-            result = SHELL.run_cell(self.cells[index].source)
+        _, error = try_answers.execute(self.cells[index].source, SHELL)
         pyplot.close("all")  # as in a notebook, where a cell's figures are shown at its end
-        error = result.error_before_exec or result.error_in_exec
-        return type(error).__name__ if error else None
+        return error and error.partition(":")[0]
 
     def repeat(self, cells, mutation=CORRECTLY):
         """Executes cells again until one fails: [its index, its error]."""

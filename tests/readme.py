@@ -157,7 +157,8 @@ def picture():
 
 def differences():
     """What README.md and the picture lack, as texts."""
-    found = [] if updated(README.read_text()) == README.read_text() else ["README.md differs from the stored outputs"]
+    text = README.read_text()
+    found = [] if updated(text) == text else ["README.md differs from the stored outputs"]
     if not PICTURE.is_file() or PICTURE.read_bytes() != picture():
         found.append(f"{PICTURE.relative_to(REPO)} differs from the picture in {PICTURE_FROM[0]}")
     return found

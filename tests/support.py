@@ -16,9 +16,7 @@ here and builds it for another device; refused for all, it is a lesson. Cells th
 count by what else their %%needs line asks for. What a newer cuDNN would run is no device's matter and doesn't count.
 """
 
-import contextlib
 import gc
-import io
 import json
 import os
 import re
@@ -30,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import notebook_rules as rules
+import try_answers
 
 REPO = Path(__file__).resolve().parents[1]
 DEVICES = REPO / "helpers" / "devices"
@@ -117,12 +116,10 @@ def execute(paths):
         for index, cell in enumerate(rules.read(Path(path)).cells):
             if cell.cell_type != "code":
                 continue
-            with contextlib.redirect_stdout(io.StringIO()):
-                result = shell.run_cell(cell.source)
+            _, error = try_answers.execute(cell.source, shell)
             pyplot.close("all")
-            error = result.error_before_exec or result.error_in_exec
             if error:
-                message = " ".join(f"{type(error).__name__}: {error}".split())
+                message = " ".join(error.split())
                 raise RuntimeError(f"{Path(path).stem}, cell {index}: {message[:500]}")
             recorder.end_of_cell(index)
         found[path] = recorder.cells

@@ -18,7 +18,6 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((REPO / "notebooks").glob("*.ipynb"))
-PENDING = None
 fetching = pytest.mark.skipif(
     not (shutil.which("git") and shutil.which("curl")), reason="the set-up cell calls git and curl in Colab"
 )
@@ -26,7 +25,7 @@ fetching = pytest.mark.skipif(
 
 def setup_cell(path=NOTEBOOKS[0]):
     """A notebook's set-up cell, with `target` alone in the place of the names that it imports from helpers."""
-    source = PENDING.read_text().rstrip("\n") if PENDING else rules.code_cells(rules.read(path))[0].source
+    source = rules.code_cells(rules.read(path))[0].source
     return re.sub(r"^from helpers import .*", "from helpers import target", source, flags=re.MULTILINE)
 
 

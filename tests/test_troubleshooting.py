@@ -22,8 +22,7 @@ from helpers import PlanStore, bench, build, capture, colab, describe, new_graph
 from helpers.target import Target
 
 REPO = Path(__file__).resolve().parents[1]
-PENDING = None
-README = (PENDING or REPO / "README.md").read_text()
+README = (REPO / "README.md").read_text()
 
 NOT_HERE = {  # texts that no test can provoke, and why
     "because ensurepip is not": "needs Debian's Python without its package python3-venv",

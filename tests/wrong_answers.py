@@ -9,6 +9,21 @@ part    of "Type: message" of the error that ends the check. It names the mistak
 Each exercise has one at least. tests/mutate.py executes them after the notebook, tests/test_exercises.py compares.
 """
 
+
+def run_padded(fill, returned):
+    """An answer to 06's exercise on padding, with the line that fills the padded request ("": none) and the result."""
+    filled = f"    {fill}\n" if fill else ""
+    return (
+        "def run_padded(pool, a, w, bias):\n"
+        "    rows, k = a.shape[1:]\n"
+        "    padded = a.new_zeros(1, pool.bucket((rows,))[0], k)\n"
+        f"{filled}"
+        "    y = a.new_empty(1, padded.shape[1], w.shape[2])\n"
+        "    pool.get((rows,)).run({'A': padded, 'W': w, 'bias': bias, 'Y': y})\n"
+        f"    return {returned}"
+    )
+
+
 WRONG = {
     "00_five_steps": {
         1: [
@@ -434,42 +449,19 @@ WRONG = {
         ],
         3: [
             (
-                "def run_padded(pool, a, w, bias):\n"
-                "    rows, k = a.shape[1:]\n"
-                "    padded = a.new_zeros(1, pool.bucket((rows,))[0], k)\n"
-                "    padded[:, :rows] = a\n"
-                "    y = a.new_empty(1, padded.shape[1], w.shape[2])\n"
-                "    pool.get((rows,)).run({'A': padded, 'W': w, 'bias': bias, 'Y': y})\n"
-                "    return y",
+                run_padded("padded[:, :rows] = a", "y"),
                 "64 rows for a request of 50: cut the padding off",
             ),
             (
-                "def run_padded(pool, a, w, bias):\n"
-                "    rows, k = a.shape[1:]\n"
-                "    padded = a.new_zeros(1, pool.bucket((rows,))[0], k)\n"
-                "    y = a.new_empty(1, padded.shape[1], w.shape[2])\n"
-                "    pool.get((rows,)).run({'A': padded, 'W': w, 'bias': bias, 'Y': y})\n"
-                "    return y[:, :rows]",
+                run_padded("", "y[:, :rows]"),
                 "the plan saw zeros only",
             ),
             (
-                "def run_padded(pool, a, w, bias):\n"
-                "    rows, k = a.shape[1:]\n"
-                "    padded = a.new_zeros(1, pool.bucket((rows,))[0], k)\n"
-                "    padded[:, -rows:] = a\n"
-                "    y = a.new_empty(1, padded.shape[1], w.shape[2])\n"
-                "    pool.get((rows,)).run({'A': padded, 'W': w, 'bias': bias, 'Y': y})\n"
-                "    return y[:, :rows]",
+                run_padded("padded[:, -rows:] = a", "y[:, :rows]"),
                 "the request is in the last rows, and the first were returned",
             ),
             (
-                "def run_padded(pool, a, w, bias):\n"
-                "    rows, k = a.shape[1:]\n"
-                "    padded = a.new_zeros(1, pool.bucket((rows,))[0], k)\n"
-                "    padded[:, :rows] = a\n"
-                "    y = a.new_empty(1, padded.shape[1], w.shape[2])\n"
-                "    pool.get((rows,)).run({'A': padded, 'W': w, 'bias': bias, 'Y': y})\n"
-                "    return y[:, -rows:]",
+                run_padded("padded[:, :rows] = a", "y[:, -rows:]"),
                 "the request is in the first rows, and the last were returned",
             ),
             (
