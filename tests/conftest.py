@@ -2,13 +2,13 @@
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from environments import without_gpu
 
 from helpers import target
 
@@ -33,12 +33,6 @@ def pytest_collection_modifyitems(config, items):
 def module():
     """A module of helpers by name: `helpers.target` itself is the Target, which hides the module of that name."""
     return lambda name: importlib.import_module(f"helpers.{name}")
-
-
-def without_gpu(**changes):
-    """This process's environment without a GPU and without what steers the notebooks, plus `changes`."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("CUDNN_TARGET", "PYTHONPATH")}
-    return kept | {"CUDA_VISIBLE_DEVICES": ""} | {key: str(value) for key, value in changes.items()}
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,12 @@ def tags(cell):
     return list(cell.metadata.get("tags", []))
 
 
+def needs(cell):
+    """The words of a cell's %%needs line: ["gpu", "sm89"]; [] without one. helpers.needs obeys the same line."""
+    first = cell.source.split("\n", 1)[0]
+    return first.split(":")[0].split()[1:] if re.match(r"%%needs\b", first) else []
+
+
 def lines(cell):
     return len(cell.source.splitlines())
 
@@ -203,10 +209,9 @@ def needs_lines(nb):
         for number, line in enumerate(cell.source.splitlines()):
             if not line.startswith("%%"):
                 continue
-            words = line.split(":")[0].split()
-            if number > 0 or words[0] != "%%needs":
+            if number > 0 or not re.match(r"%%needs\b", line):
                 found.append(f"{_where(nb, cell)}: {line!r} is not a %%needs line at the top of its cell")
-            elif not words[1:] or not all(re.fullmatch(r"gpu|sm\d{2,3}|cudnn\d+\.\d+", word) for word in words[1:]):
+            elif not needs(cell) or not all(re.fullmatch(r"gpu|sm\d{2,3}|cudnn\d+\.\d+", word) for word in needs(cell)):
                 found.append(f"{_where(nb, cell)}: {line!r} names no requirement that %%needs knows")
     return found
 

@@ -17,6 +17,7 @@ count by what else their %%needs line asks for. What a newer cuDNN would run is 
 """
 
 import gc
+import hashlib
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from typing import NamedTuple
 
 import notebook_rules as rules
 import try_answers
+from environments import without_gpu
 
 REPO = Path(__file__).resolve().parents[1]
 DEVICES = REPO / "helpers" / "devices"
@@ -155,9 +157,8 @@ def collect(paths, recorded, jobs=None):
     """
 
     def run(device):
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "CUDNN_TARGET": str(device.path), "CUDNN_NOTEBOOKS": str(REPO)}
-        environment |= {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}  # several devices at once
+        environment = without_gpu(CUDNN_TARGET=device.path, CUDNN_NOTEBOOKS=REPO, MPLBACKEND="Agg")
+        environment["OMP_NUM_THREADS"] = "1"  # several devices at once
         command = [sys.executable, __file__, "--execute", *map(str, paths)]
         with tempfile.TemporaryDirectory() as folder:
             child = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -186,20 +187,15 @@ def sections(nb):
     return found
 
 
-def needs(cell):
-    """The words of a cell's %%needs line."""
-    first = cell.source.split("\n", 1)[0]
-    return first.removeprefix("%%needs").partition(":")[0].split() if first.startswith("%%needs") else []
-
-
 def shortfall(cell, index, recorded, found):
     """{device: (what it builds of this cell's graphs, why not the rest)}: ("all", ""), ("some", ...) or ("none", ...).
 
     {} for a cell without graphs of its own. found: {device: {cell: {graph: [built, refused]}}} of the notebook.
     """
     built = {graph for cells in found.values() for graph, (count, _) in cells.get(index, {}).items() if count}
-    required = max((int(word[2:]) for word in needs(cell) if word.startswith("sm")), default=0)
-    if not built and not (required and {"gpu", "cudnn"} & {word[:5] for word in needs(cell)}):
+    words = rules.needs(cell)
+    required = max((int(word[2:]) for word in words if word.startswith("sm")), default=0)
+    if not built and not (required and {"gpu", "cudnn"} & {word[:5] for word in words}):
         return {}
     shortfalls = {}
     for device in recorded:
@@ -241,6 +237,17 @@ def _status(cells):
     return status, tuple(dict.fromkeys(reason for _, reason in cells if reason))
 
 
+def made_from(paths, recorded):
+    """The line below the table: a hash of the code and headings of the notebooks and of the devices' properties.
+
+    It tells in a moment that a table is older than the files it was made from. What helpers and cuDNN change, only a
+    fresh table tells.
+    """
+    notebooks = [[path.stem, rules.code_hash(nb := rules.read(path)), list(sections(nb))] for path in paths]
+    content = [notebooks, [[device.key, json.loads(device.path.read_text())["properties"]] for device in recorded]]
+    return f"<!-- made from {hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]} -->"
+
+
 def table(paths, recorded, found):
     """The matrix in Markdown. A compute capability that is missing stands in the cell, another reason below it."""
     notes = []
@@ -264,8 +271,13 @@ def table(paths, recorded, found):
 # --- the README -------------------------------------------------------------------------------------------------------
 
 
+def block(paths, recorded, found):
+    """The table as the README has it, with the line that says what it was made from."""
+    return f"{table(paths, recorded, found)}\n\n{made_from(paths, recorded)}"
+
+
 def shown(readme):
-    """The table between the two MARKERS of a README's text. Raises ValueError where they are missing."""
+    """The block between the two MARKERS of a README's text. Raises ValueError where they are missing."""
     start, end = _between(readme)
     return readme[start:end].strip()
 
@@ -294,7 +306,7 @@ if __name__ == "__main__":
             sys.exit(1)
         sys.exit()
     notebooks, recorded = sorted((REPO / "notebooks").glob("*.ipynb")), devices()
-    fresh = table(notebooks, recorded, collect(notebooks, recorded))
+    fresh = block(notebooks, recorded, collect(notebooks, recorded))
     if sys.argv[1:] == ["--write"]:
         README.write_text(written(README.read_text(), fresh))
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 import notebook_rules as rules
 import pytest
 import refresh
+from environments import without_gpu
 from nbformat import v4
 
 from helpers.needs import parse_needs
@@ -407,7 +408,7 @@ def test_refresh_stops_in_place_without_a_gpu(tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        env=without_gpu(),
     )
     assert result.returncode == 1
     assert "no GPU here" in result.stderr and "Traceback" not in result.stderr

@@ -1,7 +1,6 @@
 """The notebooks as people and CI run them: from anywhere, twice, without a GPU; and that their self-checks can fail."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,17 +9,12 @@ from pathlib import Path
 
 import notebook_rules as rules
 import pytest
+from environments import without_gpu
 from nbformat import v4
 
 REPO = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((REPO / "notebooks").glob("*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-
-
-def environment(**changes):
-    """This process's environment without a GPU and without what steers the notebooks, plus `changes`."""
-    steering = ("CUDNN_TARGET", "CUDNN_NOTEBOOKS", "PYTHONPATH", "PYTEST_ADDOPTS")
-    return {k: v for k, v in os.environ.items() if k not in steering} | {"CUDA_VISIBLE_DEVICES": ""} | changes
 
 
 # --- elsewhere --------------------------------------------------------------------------------------------------------
@@ -54,7 +48,7 @@ def test_setup_cell_works_from_anywhere_or_says_how_to_get_helpers(path, tmp_pat
     result = subprocess.run(
         [sys.executable, "-c", IN_EACH_FOLDER],
         input=json.dumps([setup, *((str(folder), home) for folder, home in folders)]),
-        env=environment(),
+        env=without_gpu(),
         capture_output=True,
         text=True,
     )
@@ -120,7 +114,7 @@ def outcomes(tmp_path_factory):
     command = [sys.executable, "-m", "pytest", "-c", REPO / ".pytest.ini", "--rootdir", folder, f"--junitxml={report}"]
     result = subprocess.run(
         [*command, "-p", "no:cacheprovider", "-q", folder],
-        env=environment(CUDNN_NOTEBOOKS=str(REPO), PYTHONWARNINGS="always"),
+        env=without_gpu(CUDNN_NOTEBOOKS=REPO, PYTHONWARNINGS="always"),
         cwd=folder,
         capture_output=True,
         text=True,

@@ -87,8 +87,27 @@ def folder(tmp_path):
 def test_readme_shows_the_support_matrix():
     """Executes every notebook for every recorded device."""
     shown, recorded = support.shown(support.README.read_text()), support.devices()
-    fresh = support.table(NOTEBOOKS, recorded, support.collect(NOTEBOOKS, recorded))
+    fresh = support.block(NOTEBOOKS, recorded, support.collect(NOTEBOOKS, recorded))
     assert shown == fresh, "python tests/support.py --write renews it"
+
+
+def test_the_matrix_is_of_these_notebooks_and_devices():
+    """At once, where the test above takes minutes: the table was made from this code, these headings and devices."""
+    shown = support.shown(support.README.read_text())
+    assert support.made_from(NOTEBOOKS, support.devices()) in shown, "python tests/support.py --write renews it"
+
+
+def test_a_changed_cell_heading_or_device_is_noticed(folder):
+    path, recorded = notebook(folder, SECTIONS), support.devices(folder)
+    made_from = support.made_from([path], recorded)
+    assert made_from == support.made_from([path], recorded)
+    assert made_from != support.made_from([path], recorded[1:])
+    assert made_from != support.made_from([notebook(folder, SECTIONS | {"More": ["conv('more')"]})], recorded)
+    assert made_from != support.made_from([notebook(folder, SECTIONS | {"Text": ["print('another')"]})], recorded)
+    device = json.loads((folder / "mine.json").read_text())
+    device["properties"]["deviceName"] = "Another"
+    (folder / "mine.json").write_text(json.dumps(device))
+    assert made_from != support.made_from([notebook(folder, SECTIONS)], recorded)
 
 
 def test_another_table_is_noticed():
