@@ -2,6 +2,7 @@
 
 import functools
 import html
+import re
 import statistics
 import time
 from typing import NamedTuple
@@ -198,8 +199,15 @@ def copy_ceiling(gib=4):
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
+_NUMBER = r"(inf|nan|(?<=\d)e(?=[-+]\d)|[^a-zA-Z])*"  # or nothing, or a dash
+_ONE_LINE = 40  # characters of a cell that is never broken
+
+
 class Table:
-    """Rows of text under a header; shown as HTML in a notebook and as aligned text by print."""
+    """Rows of text under a header; shown as HTML in a notebook and as aligned text by print.
+
+    Columns of numbers stand to the right, the others and the first, which names the rows, to the left.
+    """
 
     def __init__(self, header, rows, caption=""):
         self.header, self.caption = [str(h) for h in header], caption
@@ -207,13 +215,23 @@ class Table:
         if any(len(row) != len(self.header) for row in self.rows):
             raise ValueError(f"every row needs {len(self.header)} cells: {', '.join(self.header)}")
 
+    def _columns(self):
+        """(is to the left, characters of its longest cell) of each column."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.header)
+        return [
+            (i == 0 or not all(re.fullmatch(_NUMBER, cell) for cell in column), max(map(len, column), default=0))
+            for i, column in enumerate(columns)
+        ]
+
     def __str__(self):
-        widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
+        columns = self._columns()
+        widths = [max(len(name), width) for name, (_, width) in zip(self.header, columns, strict=True)]
         lines = [self.header, ["-" * width for width in widths], *self.rows]
         body = "\n".join(
             "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-            )
+                cell.ljust(width) if left else cell.rjust(width)
+                for cell, width, (left, _) in zip(line, widths, columns, strict=True)
+            ).rstrip()
             for line in lines
         )
         return f"{self.caption}\n{body}" if self.caption else body
@@ -221,18 +239,27 @@ class Table:
     __repr__ = __str__
 
     def _repr_html_(self):
-        def row(cells, tag):
-            # <wbr> is where a browser may break the long name of a plan.
-            texts = [html.escape(c).replace("_", "_<wbr>") for c in cells]
-            aligned = (
-                f'<{tag} style="text-align:{"left" if i == 0 else "right"}">{text}</{tag}>'
-                for i, text in enumerate(texts)
-            )
-            return f"<tr>{''.join(aligned)}</tr>"
+        columns = self._columns()
 
-        caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
+        def row(cells, tag):
+            styles = [f"text-align:{'left' if left else 'right'}" for left, _ in columns]
+            texts = [html.escape(cell) for cell in cells]
+            for i, (_, width) in enumerate(columns):
+                # A cell is one line where it can be; the header's words may stand below each other.
+                if tag == "td" and width <= _ONE_LINE:
+                    styles[i] += ";white-space:nowrap"
+                else:  # <wbr> is where a browser may break a long name
+                    texts[i] = texts[i].replace("_", "_<wbr>")
+                    styles[i] += f";min-width:{_ONE_LINE}ch" if tag == "td" else ""
+            cells = (f'<{tag} style="{s}">{text}</{tag}>' for s, text in zip(styles, texts, strict=True))
+            return f"<tr>{''.join(cells)}</tr>"
+
+        # A table that is too wide for the page scrolls in a box of its own; the caption, outside of it, stays in sight.
+        # Without colours, it is at home on light and dark pages.
+        caption = f'<div style="padding:0.5em">{html.escape(self.caption)}</div>' if self.caption else ""
         body = "".join(row(cells, "td") for cells in self.rows)
-        return f"<table>{caption}<thead>{row(self.header, 'th')}</thead><tbody>{body}</tbody></table>"
+        table = f"<table><thead>{row(self.header, 'th')}</thead><tbody>{body}</tbody></table>"
+        return f'<div>{caption}<div style="overflow-x:auto">{table}</div></div>'
 
 
 class Comparison(NamedTuple):

@@ -23,6 +23,7 @@ STYLE = {
     "figure.figsize": (7, 3.6), "figure.dpi": 100, "figure.constrained_layout.use": True,  # 700 pixels wide
     "font.size": 9, "axes.labelsize": 9, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5, "legend.fontsize": 8.5,
     "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left", "legend.frameon": False,
+    "figure.titlesize": 10, "figure.titleweight": "bold",
     "axes.grid": True, "axes.axisbelow": True, "grid.color": "#E3E3E3",
     "axes.spines.top": False, "axes.spines.right": False,
     "axes.prop_cycle": mpl.cycler(color=list(COLORS.values())),
@@ -194,7 +195,7 @@ def speedup(labels, ratios, *, title, baseline, ax=None):
         for value, row in zip(values, rows, strict=True):
             ha, x = ("left", 7) if value >= 1 else ("right", -7)
             outside = dict(textcoords="offset points", ha=ha, va="center", size=POINTS)
-            ax.annotate(f"×{value:.2f}", (value, row), (x, 0), **outside)
+            ax.annotate(f"{value:.2f}×", (value, row), (x, 0), **outside)
     reach = max(abs(np.log(everything)).max(), np.log(1.2))
     low, high = np.log(min(everything.min(), 1)), np.log(max(everything.max(), 1))
     ax.set_xscale("log")

@@ -118,21 +118,23 @@ def test_compare_counts_all_rounds_and_fills_the_table(monkeypatch):
 
 
 def test_table_as_text():
-    """The first column is aligned left, numbers right, each as wide as its widest cell."""
-    table = bench.Table(["", "ms"], [["eager", 1.25], ["a long name", 10]], caption="Times")
-    assert str(table).splitlines() == [
+    """Numbers are aligned right; the first column and columns with words left; each as wide as its widest cell."""
+    rows = [["eager", 1.25, "eng0_k24=0", 1], ["a long name", "1.5e-05", "—", "inf"], [7, "", "eng10", ""]]
+    assert str(bench.Table(["", "ms", "plan", "n"], rows, caption="Times")).splitlines() == [
         "Times",
-        "               ms",
-        "-----------  ----",
-        "eager        1.25",
-        "a long name    10",
+        "                  ms  plan          n",
+        "-----------  -------  ----------  ---",
+        "eager           1.25  eng0_k24=0    1",
+        "a long name  1.5e-05  —           inf",
+        "7                     eng10",
     ]
+    table = bench.Table(["", "ms"], [["eager", 1.25]])
     assert repr(table) == str(table)
     assert str(bench.Table(["n"], [])).splitlines() == ["n", "-"]
 
 
 class Cells(html.parser.HTMLParser):
-    """Tag, alignment and text of each cell; `tags` has every tag that is opened."""
+    """Tag, style and text of each cell; `tags` has every tag that is opened."""
 
     def __init__(self, text):
         super().__init__()
@@ -141,7 +143,7 @@ class Cells(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        if tag in ("th", "td", "caption"):
+        if tag in ("th", "td", "div"):
             self.cells.append([tag, dict(attrs).get("style", ""), ""])
             self.inside = self.cells[-1]
 
@@ -154,18 +156,40 @@ class Cells(html.parser.HTMLParser):
 
 
 def test_table_as_html():
-    """The same alignment, and text stays text: markup in a name or a caption is escaped."""
-    table = bench.Table(["name", "<b>ms"], [["a < b & 'c'", "<script>alert(1)</script>"]], caption="L2 <cold> & dry")
-    parsed = Cells(table._repr_html_())
+    """The same alignment, a box that scrolls, and text stays text: markup in a name or a caption is escaped."""
+    rows = [["a < b & 'c'", 1, "<script>alert(1)</script>"], ["one_line", 22, "long_ " * 9]]
+    parsed = Cells(bench.Table(["name", "<b>ms", "why"], rows, caption="L2 <cold> & dry")._repr_html_())
     assert parsed.cells == [
-        ["caption", "", "L2 <cold> & dry"],
+        ["div", "", ""],
+        ["div", "padding:0.5em", "L2 <cold> & dry"],
+        ["div", "overflow-x:auto", ""],
         ["th", "text-align:left", "name"],
         ["th", "text-align:right", "<b>ms"],
-        ["td", "text-align:left", "a < b & 'c'"],
-        ["td", "text-align:right", "<script>alert(1)</script>"],
+        ["th", "text-align:left", "why"],
+        ["td", "text-align:left;white-space:nowrap", "a < b & 'c'"],
+        ["td", "text-align:right;white-space:nowrap", "1"],
+        ["td", "text-align:left;min-width:40ch", "<script>alert(1)</script>"],
+        ["td", "text-align:left;white-space:nowrap", "one_line"],
+        ["td", "text-align:right;white-space:nowrap", "22"],
+        ["td", "text-align:left;min-width:40ch", "long_ " * 9],
     ]
-    assert parsed.tags == ["table", "caption", "thead", "tr", "th", "th", "tbody", "tr", "td", "td"]
-    assert "caption" not in Cells(bench.Table(["a"], [["b"]])._repr_html_()).tags
+    row = ["tr", "td", "td", "td"]
+    assert parsed.tags == [
+        "div",
+        "div",
+        "div",
+        "table",
+        "thead",
+        "tr",
+        "th",
+        "th",
+        "th",
+        "tbody",
+        *row,
+        *row,
+        *["wbr"] * 9,
+    ]
+    assert Cells(bench.Table(["a"], [["b"]])._repr_html_()).tags[:3] == ["div", "div", "table"]
 
 
 @pytest.mark.parametrize("row", [[], ["one"], ["one", "two", "three"]])

@@ -398,7 +398,7 @@ def test_speedup_marks_both_sides():
     one = ax.transData.transform((1, 0))[0]
     labels = {t.get_text(): t.get_window_extent() for t in ax.texts}
     assert labels["◀ slower"].x1 < one < labels["faster ▶"].x0
-    assert all(labels[f"×{r:.2f}"].x0 > one if r > 1 else labels[f"×{r:.2f}"].x1 < one for r in ratios)
+    assert all(labels[f"{r:.2f}×"].x0 > one if r > 1 else labels[f"{r:.2f}×"].x1 < one for r in ratios)
     assert "PyTorch eager" in ax.get_xlabel() and "ratio" in ax.get_xlabel()
 
 
