@@ -221,6 +221,16 @@ for _mode in ("logical_and", "logical_not", "logical_or"):
     add_logical(_mode)
 
 
+def test_every_operation_of_the_reference_is_compared():
+    found = set()
+    for function, _ in CASES.values():
+        this = Case(new_graph("described"))
+        function(this)
+        found |= {node.node_type.name for node in this.graph.nodes}
+    lacking = reference._NODES.keys() - found - {"SDPA_FP8"}  # which test_sdpa.py compares
+    assert not lacking, f"no case compares {', '.join(sorted(lacking))} with cuDNN"
+
+
 def test_every_pointwise_mode_is_compared():
     """Whatever the reference evaluates has a case here."""
     listed = {mode for group in POINTWISE for mode in group[0]} | set(SPECIAL)
@@ -387,6 +397,21 @@ add_attention(
     diagonal_alignment=BOTTOM_RIGHT,
     diagonal_band_right_bound=0,
 )
+
+
+@case("sdpa backward", needs="sm80")
+def attention_backward(this):
+    """Q (2, 4, 64, 64), K and V (2, 2, 128, 64), with the O and Stats that belong to them."""
+    q, k, v, d_o = (torch.randn(2, h, s, 64).to(target.dtype) for h, s in ((4, 64), (2, 128), (2, 128), (4, 64)))
+    scores = q.float() @ k.float().repeat_interleave(2, 1).mT / math.sqrt(64)
+    stats = scores.logsumexp(-1, keepdim=True)
+    o = ((scores - stats).exp() @ v.float().repeat_interleave(2, 1)).to(target.dtype)
+    named = zip(("Q", "K", "V", "O", "dO", "Stats"), (q, k, v, o, d_o, stats), strict=True)
+    gradients = this.graph.sdpa_backward(*(this.input(name, t) for name, t in named), attn_scale=1 / math.sqrt(64))
+    for name, gradient, like in zip(("dQ", "dK", "dV"), gradients, (q, k, v), strict=True):
+        gradient.set_name(name).set_output(True).set_dim(list(like.shape)).set_stride(list(like.stride()))
+    # Inside, probabilities and their gradients are rounded to the working dtype; each result sums 64 to 256 of them.
+    this.atol = torch.finfo(target.dtype).eps
 
 
 # --- the tests --------------------------------------------------------------------------------------------------------

@@ -10,8 +10,11 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import notebook_rules as rules
 import pytest
 import readme
+from test_series import CHANGED_BY
+from wrong_answers import WRONG
 
 REPO = Path(__file__).resolve().parents[1]
 README = (REPO / "README.md").read_text()
@@ -38,6 +41,31 @@ def test_readme_names_every_helper():
 def test_readme_has_the_results_that_the_notebooks_store():
     """Headlines, the stamp and the picture: python tests/readme.py."""
     assert readme.differences() == []
+
+
+def test_every_notebook_has_its_entries():
+    """What "Adding to it" asks for, so that a new notebook is told all of it at once."""
+    stems = sorted(path.stem for path in (REPO / "notebooks").glob("*.ipynb"))
+    listed = [stem for stem in stems if f"| [{stem}](notebooks/{stem}.ipynb) |" in README]
+    assert listed == stems, "each notebook has a row in README's table"
+    assert sorted(readme.HEADLINES) == stems, "each notebook has a headline in tests/readme.py"
+    assert sorted(CHANGED_BY) == stems, "CHANGED_BY in tests/test_series.py says what changes each notebook's verdicts"
+    assert sorted(WRONG) == stems, "tests/wrong_answers.py has wrong answers for each notebook's exercises"
+
+
+def test_routes_hold_what_their_notebooks_ask_to_read_first():
+    """...and each notebook's minutes are those of the table."""
+    minutes = dict(re.findall(r"^\| \[(\d\d)_.*\| (\d+) \|[^|]*\|$", README, re.MULTILINE))
+    routes = re.findall(r"^\| ([^|]*) \| (\d\d(?: · \d\d)+)[^|]*\| (\d+(?: \+ \d+)+)", README, re.MULTILINE)
+    assert len(routes) == 4
+    for name, numbers, times in routes:
+        route = numbers.split(" · ")
+        assert times.split(" + ") == [minutes[number] for number in route], name
+        for at, number in enumerate(route):
+            opening = rules.read(next((REPO / "notebooks").glob(f"{number}_*.ipynb"))).cells[0].source
+            before = re.search(r"Read (.*?) first\.", opening)
+            asked = re.findall(r"\((\d\d)_\w+\.ipynb\)", before[1]) if before else []
+            assert set(asked) <= set(route[:at]), f"{name}: {number} asks for {', '.join(asked)}"
 
 
 def test_readme_with_another_result_is_noticed(monkeypatch, tmp_path):
