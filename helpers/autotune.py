@@ -250,18 +250,9 @@ def autotune(
     built = [c for c in candidates if c.plan]
     for c in built[:1]:
         c.plan._checked(tensors)  # here, since without a GPU nothing will be bound
-    if target.live or launch:
+    if built and (target.live or launch):
         _bind(built, tensors, launch)
-        if expected is None and built:
-            expected = _expected(built[0].plan, tensors)
-        missing = [t.name for c in built[:1] for t in c.plan.outputs if t.name not in expected]
-        if missing:
-            raise ValueError(
-                f"no expected values for {', '.join(missing)}: an output that is not verified can be wrong"
-            )
-        for c in built:
-            if c.call:
-                _verify(c, tensors, expected, rtol, atol)
+        _verify_all(built, tensors, expected, rtol, atol)
     lap("verify")
 
     if target.live or measure:
@@ -403,6 +394,17 @@ def _expected(plan, tensors):
     inputs = {t: tensors[t.name] for t in plan.inputs}
     values = reference.reference_values(plan.graph, inputs, torch.float32 if fp32 else torch.float64)
     return {tensor.name: value for tensor, value in values.items()}
+
+
+def _verify_all(built, tensors, expected, rtol, atol):
+    plan = built[0].plan
+    expected = _expected(plan, tensors) if expected is None else expected
+    missing = [t.name for t in plan.outputs if t.name not in expected]
+    if missing:
+        raise ValueError(f"no expected values for {', '.join(missing)}: an output that is not verified can be wrong")
+    for c in built:
+        if c.call:
+            _verify(c, tensors, expected, rtol, atol)
 
 
 def _verify(candidate, tensors, expected, rtol, atol):

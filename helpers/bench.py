@@ -297,18 +297,20 @@ def compare(calls, flop, bytes_moved, dtype, l2="cold", caption=""):
         "first call (ms)",
         f"vs {next(iter(calls))}",
     ]
-    rows = [
-        [
+
+    def row(name, t):
+        tflops = flop / t.ms / 1e9
+        return [
             name,
             f"{t.ms:.4f}",
             f"{t.low:.4f}–{t.high:.4f}",
-            f"{flop / t.ms / 1e9:.0f}" if flop / t.ms / 1e9 >= 10 else f"{flop / t.ms / 1e9:.2f}",
-            f"{100 * flop / t.ms / 1e9 / peak:.0f} %",
+            f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2f}",
+            f"{100 * tflops / peak:.0f} %",
             f"{bytes_moved / t.ms / 1e6:.0f}",
             f"{t.first_ms:.1f}" if t.first_ms < 100 else f"{t.first_ms:.0f}",
             f"{base / t.ms:.2f}×",
         ]
-        for name, t in timings.items()
-    ]
+
+    rows = [row(name, t) for name, t in timings.items()]
     note = f"L2 {l2}, median of {min(t.repeats for t in timings.values())} or more calls, build and first call apart"
     return Comparison(timings, Table(header, rows, f"{caption} ({note})" if caption else note))

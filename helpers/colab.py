@@ -11,13 +11,11 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from .libcudnn import MIN_CUDNN, SetupError, dotted
+from .libcudnn import CPU_BUILD_LACKS, SetupError, version_of
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements.txt"
 # Colab is a Jupyter of its own, with parts that the package jupyter would replace, and nobody runs the tests there.
 NOT_IN_COLAB = {"jupyter", "nbval", "pytest"}
-# Colab's machines without a GPU have PyTorch's CPU build, which brings no cuDNN and no NVRTC. These have both.
-CPU_BUILD_LACKS = (f"nvidia-cudnn-cu13>={dotted(MIN_CUDNN)}", "nvidia-cuda-nvrtc>=13")
 
 
 def prepare():
@@ -38,7 +36,7 @@ def prepare():
         constraints.flush()
         options = ["--quiet", "--disable-pip-version-check", "--root-user-action", "ignore"]
         pip = [sys.executable, "-m", "pip", "install", *options, "--constraint", constraints.name, *needed]
-        result = subprocess.run(pip, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        result = subprocess.run(pip, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     print(result.stdout, end="")
     if result.returncode:
         raise SetupError(
@@ -93,14 +91,6 @@ def torch_packages():
             required = (Requirement(line).name for line in metadata.requires(name) or ())
             names += [other for other in required if re.match("nvidia-|cuda-|triton", other)]
     return found
-
-
-def version_of(name):
-    """The version of an installed package, None where it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def installed():

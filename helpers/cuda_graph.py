@@ -2,12 +2,14 @@
 
 import contextlib
 import functools
+import types
 import warnings
 
 import torch
 
 from .dtypes import to_torch
-from .graph import GraphError, Plan, _check_strides
+from .graph import GraphError, Plan
+from .strides import check_strided, check_strides
 from .target import target
 
 _EMPTY = "The CUDA Graph is empty"  # how PyTorch's warning starts
@@ -30,11 +32,14 @@ class CaptureError(RuntimeError):
     def __init__(self, step, error):
         reason = str(error).partition(" (Triggered internally")[0]  # PyTorch's warnings end in a place in its source
         self.step, self.reason = step, f"{type(error).__name__}: {reason}"
+        action = _NEXT[step]
+        if "does not require grad" in reason:
+            action = "the work runs under torch.no_grad(): take its gradients inside, under torch.enable_grad()"
         if isinstance(error, GraphError):  # its last lines say what to do next
             rest = self.reason.replace("\n", "\n  ")
         else:  # CUDA's errors go on with general advice
             first, *_ = self.reason.split("\n")
-            rest = f"{first}\n  next: {_NEXT[step]}"
+            rest = f"{first}\n  next: {action}"
         super().__init__(f"capturing a CUDA graph failed at step '{step}'\n  cause: {rest}")
 
 
@@ -44,7 +49,10 @@ def capture(work, inputs, warmup=3):
     work    a Plan, or a function of named tensors that enqueues work on PyTorch's current stream and returns its
             output: a tensor, a tuple or a dict of tensors. A Plan with one output counts as a function that returns the
             tensor, one with more as a function that returns a dict by name.
+            It runs under torch.no_grad(), now and in each replay: a module's parameters are read, and no autograd graph
+            grows from call to call. Work that needs gradients takes them inside, under torch.enable_grad().
     inputs  {name: example tensor on the target's device}. Each gets a buffer with its dims, strides, dtype and values.
+            Of a Plan its inputs alone, by name or as tensors of its graph; its outputs are allocated here.
     warmup  so many times the work runs before it is captured: what is compiled, loaded or allocated once is so by then.
             After the capture it runs once more, so that `outputs` are those of the examples.
 
@@ -55,26 +63,30 @@ def capture(work, inputs, warmup=3):
     returns into `outputs`. So a call computes the same, while tensors that `work` reads from elsewhere are read anew.
 
     Raises CaptureError with step, cause and next action; afterwards the stream is the one from before, and calls
-    without capture work. Raises ValueError for inputs that are on another device or share memory with themselves.
+    without capture work. Raises ValueError for inputs that are on another device, have no strides, or share memory with
+    themselves, and for a Plan's outputs; TypeError for what is no tensor.
     """
+    if isinstance(work, Plan):
+        inputs = _named(work, inputs)
     for name, tensor in inputs.items():
         _check_example(name, tensor)
     buffers = {name: _empty(t.shape, t.stride(), t.dtype) for name, t in inputs.items()}
 
     def restore():  # at first, and where work that writes into its inputs has changed them
         for name, tensor in inputs.items():
-            buffers[name].copy_(tensor.detach())
+            buffers[name].copy_(tensor)
 
-    restore()
-    run = _plan_call(work, buffers) if isinstance(work, Plan) else functools.partial(work, **buffers)
-    outputs, graph = _record(run, warmup, restore) if target.live else (_warm_up(run, 1), None)
+    with torch.no_grad():
+        restore()
+        run = _plan_call(work, buffers) if isinstance(work, Plan) else functools.partial(work, **buffers)
+        outputs, graph = _record(run, warmup, restore) if target.live else (_warm_up(run, 1), None)
     return CapturedGraph(run, buffers, outputs, graph)
 
 
 class CapturedGraph:
     """Captured work with its buffers; `capture` makes it.
 
-    inputs   {name: tensor}: the buffers that the work reads. Written by calls, or by you in place.
+    inputs   {name: tensor}: the buffers that the work reads. Written by calls, or by you in place (copy_).
     outputs  what the work returned, in its structure: memory of the graph, overwritten by the next call. Clone what
              has to survive it.
 
@@ -82,10 +94,13 @@ class CapturedGraph:
     """
 
     def __init__(self, run, inputs, outputs, graph):
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs, self.outputs = types.MappingProxyType(inputs), outputs  # another tensor in it would not be read
         self._run, self._graph = run, graph  # `run` keeps a Plan's workspace alive; no graph without a GPU
+        self._looks = {name: _look(buffer) for name, buffer in inputs.items()}
+        self._places = {_place(buffer) for buffer in inputs.values()}
+        self._inference = torch.is_inference_mode_enabled()
 
-    def __call__(self, **new):
+    def __call__(self, /, **new):
         """Copies the given tensors into the inputs of that name, replays, and returns `outputs`.
 
         Inputs that are not given keep their values. Raises ValueError, before anything is copied, for an unknown name
@@ -93,13 +108,11 @@ class CapturedGraph:
         """
         for name, tensor in new.items():
             self._check(name, tensor)
-        new = {name: tensor.detach() for name, tensor in new.items()}
-        own = {buffer.untyped_storage().data_ptr() for buffer in self.inputs.values()}
-        if any(tensor.untyped_storage().data_ptr() in own for tensor in new.values()):
+        if any(_place(tensor) in self._places for tensor in new.values()):
             # One copy would overwrite what the next one reads.
             new = {name: tensor.clone() for name, tensor in new.items()}
-        for name, tensor in new.items():
-            self.inputs[name].copy_(tensor)
+        for name, tensor in new.items():  # without torch.no_grad(), which takes longer than a copy
+            self.inputs[name].copy_(tensor.detach() if tensor.requires_grad else tensor)
         self.replay()
         return self.outputs
 
@@ -108,48 +121,68 @@ class CapturedGraph:
         if self._graph is not None:
             self._graph.replay()
             return
-        returned = self._run()
+        with torch.inference_mode(self._inference), torch.no_grad():  # as when it was captured
+            returned = self._run()
         if _shape_of(returned) != _shape_of(self.outputs):
             error = ValueError("the work returned other outputs (names, number, dims or dtypes) than before")
             raise CaptureError("replay", error)
-        for own, new in zip(_tensors(self.outputs), _tensors(returned), strict=True):
-            own.detach().copy_(new.detach().clone())
+        with torch.inference_mode():  # which may write into tensors that were made in it
+            for own, new in zip(_tensors(self.outputs), _tensors(returned), strict=True):
+                own.copy_(new.clone())
 
     def _check(self, name, tensor):
-        if name not in self.inputs:
+        if name not in self._looks:
             raise ValueError(f"'{name}' is no input of this graph; it has {', '.join(map(repr, self.inputs))}")
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        own = self.inputs[name]
-        alike = own.shape == tensor.shape and own.stride() == tensor.stride()  # the usual case, compared quickly
-        if alike and own.dtype == tensor.dtype and own.device == tensor.device:
-            return
-        captured, given = _look(own), _look(tensor)
-        if captured != given:
+        check_strided(name, tensor)
+        captured, given = self._looks[name], _look(tensor)
+        if captured != given and _stepped(captured) != _stepped(given):
             raise ValueError(f"{name}: captured with {_words(captured)}, given {_words(given)}; capture again for that")
 
 
+def _place(tensor):
+    """The address of the memory that a tensor is a part of."""
+    return tensor.untyped_storage().data_ptr()
+
+
 def _look(tensor):
-    """What has to stay: dims, strides, dtype, device. The stride of an axis of extent 1 is never stepped: None."""
-    strides = tuple(s if d > 1 else None for d, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return tuple(tensor.shape), strides, tensor.dtype, tensor.device
+    """What has to stay: dims, strides, dtype, device."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _stepped(look):
+    """The same with None for the stride of an axis of extent 1, which is never stepped."""
+    dims, strides, *others = look
+    return dims, tuple(s if d > 1 else None for d, s in zip(dims, strides, strict=True)), *others
 
 
 def _words(look):
-    dims, strides, dtype, device = look
-    return f"dims {dims}, strides {strides}, {dtype} on {device}".replace("None", "any")
+    dims, strides, dtype, device = _stepped(look)
+    return f"dims {tuple(dims)}, strides {strides}, {dtype} on {device}".replace("None", "any")
 
 
 def _check_example(name, tensor):
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: an example input is a torch.Tensor, got {type(tensor).__name__}")
+    check_strided(name, tensor)
     if tensor.device != target.device:
         raise ValueError(f"{name}: expected a tensor on {target.device}, got one on {tensor.device}")
-    _check_strides(name, tensor.shape, tensor.stride())
+    check_strides(name, tensor.shape, tensor.stride())
 
 
 def _empty(dims, strides, dtype):
-    return torch.empty_strided(tuple(dims), tuple(strides), dtype=dtype, device=target.device)
+    with torch.inference_mode(False):  # a tensor that is made in it can't be written outside of it
+        return torch.empty_strided(tuple(dims), tuple(strides), dtype=dtype, device=target.device)
+
+
+def _named(plan, inputs):
+    """`inputs` of a Plan by name, as calls will give them. Raises ValueError for an output."""
+    named = {getattr(key, "name", key): example for key, example in inputs.items()}
+    for output in plan.outputs:
+        if output.name in named:
+            raise ValueError(f"'{output.name}' is an output of the plan; capture allocates those, so give inputs alone")
+    return named
 
 
 def _plan_call(plan, inputs):

@@ -26,6 +26,7 @@ _NAMES = {  # standard names, where they are not cuDNN's own word with a capital
 }
 # fmt: on
 _LINE = 0.145  # inches per line of text
+_CENTRED = dict(ha="center", va="center", size=POINTS)
 _HEADS = {"read": "read from memory", "written": "written to memory"}  # of the lanes beside the kernel
 
 
@@ -252,12 +253,11 @@ def _paths(boxes, arrows, left, right, columns_end):
             yield Path([(x0, y0), (start, y0), *bend, (x1, y1)], codes)
 
 
-def _settle(boxes, rows, left_rails, right_rails, title):
-    """Give every box its place in inches; returns the kernels' (left, top, width, height), the right end of the
-    columns (rails start there) and the size of the picture."""
+def _across(boxes, left_rails, right_rails):
+    """Columns, in inches: lane, gap with rails, kernel (columns, rails), gap, lane; what is left of 7 goes into the
+    gaps. Sets the boxes' widths; returns {place: middle}, the kernel's left and width, the right end of its columns
+    (rails start there) and the width of the picture."""
     places = {place: [b for b in boxes if b.place == place] for place in ("read", 0, 1, "written")}
-
-    # Across: lane, gap with rails, kernel (columns, rails), gap, lane. What is left of 7 inches goes into the gaps.
     wide = dict.fromkeys(places, 0)
     for place, found in places.items():
         if found:
@@ -275,7 +275,13 @@ def _settle(boxes, rows, left_rails, right_rails, title):
     first = left + (inside - columns - 0.13 * right_rails) / 2
     middle = {"read": 0.1 + wide["read"] / 2, "written": width - 0.1 - wide["written"] / 2}
     middle |= {0: first + wide[0] / 2, 1: first + columns - wide[1] / 2}
+    return middle, left, inside, first + columns, width
 
+
+def _settle(boxes, rows, left_rails, right_rails, title):
+    """Give every box its place in inches; returns the kernels' (left, top, width, height), the right end of the
+    columns and the size of the picture."""
+    middle, left, inside, columns_end, width = _across(boxes, left_rails, right_rails)
     # Down: the kernel's rows one below the other; real tensors level with the operation that touches them first, or
     # below the real tensor before them. The first operation leaves room for the stack of tensors beside it.
     top = 0.4 if title else 0.1
@@ -304,7 +310,42 @@ def _settle(boxes, rows, left_rails, right_rails, title):
                 b.x, b.y, y = middle[place], y + b.h / 2, y + b.h + 0.08
     ends[-1] = max([b.y + b.h / 2 for b in boxes] + ends)
     frames = [(left, y, inside, end - y) for y, end in zip(tops, ends, strict=True)]
-    return frames, first + columns, (width, ends[-1] + 0.1)
+    return frames, columns_end, (width, ends[-1] + 0.1)
+
+
+def _draw_kernels(ax, frames, boxes):
+    """The kernels' frames with what is written in them, and the heads of the lanes beside them."""
+    top = frames[0][1]
+    for place, head in _HEADS.items():
+        for b in [b for b in boxes if b.place == place][:1]:
+            ax.text(b.x, top + 0.16, head, color=GREY, weight="bold", **_CENTRED)
+    look = dict(
+        boxstyle="round,pad=0,rounding_size=0.1", facecolor="#FDF3DC", edgecolor=COLORS["orange"], linewidth=1.2
+    )
+    for k, (x, y, w, h) in enumerate(frames):
+        ax.add_patch(FancyBboxPatch((x, y), w, h, gid="kernel", zorder=1, **look))
+        if len(frames) > 1:  # at the side: an arrow may come in from the kernel above
+            ax.text(x + 0.1, y + 0.16, f"kernel {k + 1}", weight="bold", **(_CENTRED | {"ha": "left"}))
+            continue
+        ax.text(x + w / 2, y + 0.16, "intended: one fused kernel", weight="bold", **_CENTRED)
+        if any(b.kind == "virtual" for b in boxes):
+            ax.text(x + w / 2, y + 0.32, "dashed: virtual, never in memory", color=GREY, **_CENTRED)
+
+
+def _draw_boxes(ax, boxes):
+    looks = {
+        "op": dict(facecolor=COLORS["blue"], edgecolor=COLORS["blue"], boxstyle="round,pad=0,rounding_size=0.08"),
+        "real": dict(facecolor="white", edgecolor="black", boxstyle="square,pad=0"),
+        "virtual": dict(facecolor="white", edgecolor=GREY, boxstyle="square,pad=0", linestyle=(0, (3, 2))),
+        "scalar": dict(facecolor="#F8E9F1", edgecolor=COLORS["purple"], boxstyle="round,pad=0,rounding_size=0.13"),
+    }
+    for b in boxes:
+        ax.add_patch(FancyBboxPatch((b.x - b.w / 2, b.y - b.h / 2), b.w, b.h, gid=b.kind, zorder=3, **looks[b.kind]))
+        color = {"op": "white", "virtual": GREY}.get(b.kind, "black")
+        for i, line in enumerate(b.bold + b.plain):
+            weight = "bold" if i < len(b.bold) and b.kind != "scalar" else "normal"
+            line_y = b.y + (i - (len(b.bold + b.plain) - 1) / 2) * _LINE
+            ax.text(b.x, line_y, line, weight=weight, color=color, zorder=4, **_CENTRED)
 
 
 @style()
@@ -339,35 +380,9 @@ def draw_graph(graph, kernels=None, title=None):
     ax = fig.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))  # one unit is one inch
     ax.axis("off")
     ax.text(0.1, 0.2, title, va="center", weight="bold", size=10)
-    say = dict(ha="center", va="center", size=POINTS)
-    left, top, inside, _ = frames[0]
-    for place, head in _HEADS.items():
-        for b in [b for b in boxes if b.place == place][:1]:
-            ax.text(b.x, top + 0.16, head, color=GREY, weight="bold", **say)
-    look = dict(
-        boxstyle="round,pad=0,rounding_size=0.1", facecolor="#FDF3DC", edgecolor=COLORS["orange"], linewidth=1.2
-    )
-    for k, (x, y, w, h) in enumerate(frames):
-        ax.add_patch(FancyBboxPatch((x, y), w, h, gid="kernel", zorder=1, **look))
-        if len(frames) > 1:  # at the side: an arrow may come in from the kernel above
-            ax.text(x + 0.1, y + 0.16, f"kernel {k + 1}", weight="bold", **(say | {"ha": "left"}))
-            continue
-        ax.text(x + w / 2, y + 0.16, "intended: one fused kernel", weight="bold", **say)
-        if any(b.kind == "virtual" for b in boxes):
-            ax.text(x + w / 2, y + 0.32, "dashed: virtual, never in memory", color=GREY, **say)
-    looks = {
-        "op": dict(facecolor=COLORS["blue"], edgecolor=COLORS["blue"], boxstyle="round,pad=0,rounding_size=0.08"),
-        "real": dict(facecolor="white", edgecolor="black", boxstyle="square,pad=0"),
-        "virtual": dict(facecolor="white", edgecolor=GREY, boxstyle="square,pad=0", linestyle=(0, (3, 2))),
-        "scalar": dict(facecolor="#F8E9F1", edgecolor=COLORS["purple"], boxstyle="round,pad=0,rounding_size=0.13"),
-    }
-    for b in boxes:
-        ax.add_patch(FancyBboxPatch((b.x - b.w / 2, b.y - b.h / 2), b.w, b.h, gid=b.kind, zorder=3, **looks[b.kind]))
-        color = {"op": "white", "virtual": GREY}.get(b.kind, "black")
-        for i, line in enumerate(b.bold + b.plain):
-            weight = "bold" if i < len(b.bold) and b.kind != "scalar" else "normal"
-            line_y = b.y + (i - (len(b.bold + b.plain) - 1) / 2) * _LINE
-            ax.text(b.x, line_y, line, weight=weight, color=color, zorder=4, **say)
+    _draw_kernels(ax, frames, boxes)
+    _draw_boxes(ax, boxes)
+    left, _, inside, _ = frames[0]
     for arrow, path in zip(arrows, _paths(boxes, arrows, left, left + inside, columns_end), strict=True):
         # No head at a virtual tensor: the arrow goes on to the operation that uses the value at once.
         look = dict(arrowstyle="-" if arrow[2].kind == "virtual" else "-|>", mutation_scale=8, color="#333333")

@@ -1,7 +1,6 @@
 """Describing tensors, building a graph in cuDNN's five steps, and executing the plan with every tensor checked."""
 
 import functools
-import math
 import re
 import time
 from typing import NamedTuple
@@ -11,10 +10,14 @@ import torch
 
 from . import reference
 from .dtypes import short_name, to_cudnn, to_torch
+from .strides import check_dims, check_strided, check_strides, dense_bytes, has_gaps, placed
 from .target import DRIVER, target
 
 ALIGNMENT = 16  # bytes; cuDNN assumes it of every tensor unless told otherwise
-UNSUPPORTED = "compare operations, layouts and dtypes with cuDNN's support tables, or split the graph"  # what to do
+UNSUPPORTED = (  # what to do
+    "compute in fp32 and give images channels-last (NHWC); else compare operations, layouts and dtypes with cuDNN's "
+    "support tables, or split the graph"
+)
 AUTO = object()  # workspace=AUTO: Plan allocates what the plan needs
 
 
@@ -86,70 +89,16 @@ def describe(graph, tensor, name, axis=None):
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: a torch.Tensor is described, got {type(tensor).__name__}")
+    check_strided(name, tensor)
+    check_dims(name, tensor.shape)
     try:
         data_type = to_cudnn(tensor.dtype)
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None
-    _check_strides(name, tensor.shape, tensor.stride())
+    check_strides(name, tensor.shape, tensor.stride())
     rank = next((len(t.dim) for t in all_tensors(graph) if len(t.dim) > 2), 1)
-    dims, strides = _placed(tensor, rank, axis)
+    dims, strides = placed(tensor, rank, axis)
     return graph.tensor(dim=dims, stride=strides, data_type=data_type, name=name)
-
-
-def _placed(tensor, rank, axis=None):
-    """dims and strides that describe a tensor: a vector or scalar takes `rank`, and a vector with gaps is dense."""
-    dims = list(tensor.shape)
-    if len(dims) < 2 and (len(dims) != rank or axis is not None):
-        length = dims[0] if dims else 1
-        dims = [1] * rank
-        dims[(1 if rank in (4, 5) else -1) if axis is None else axis] = length
-    elif not _has_gaps(tensor.shape, tensor.stride()):
-        return dims, list(tensor.stride())
-    long = _long_axes(dims)
-    return dims, [1 if i in long else math.prod(dims) for i in range(len(dims))]
-
-
-def _long_axes(dims):
-    return [i for i, d in enumerate(dims) if d > 1]
-
-
-def _has_gaps(dims, strides):
-    """Whether this is a vector (one axis longer than 1) whose neighbours are not neighbours in memory."""
-    long = _long_axes(dims)
-    return len(long) == 1 and strides[long[0]] > 1
-
-
-def _check_strides(name, dims, strides):
-    """Raises ValueError where two elements share a place in memory, or where dims and strides differ in number."""
-    if len(dims) != len(strides):
-        raise ValueError(f"{name}: {len(dims)} dims {tuple(dims)} need as many strides, got {tuple(strides)}")
-    axes = sorted((s, d) for d, s in zip(dims, strides, strict=True) if d > 1)
-    if axes and axes[0][0] == 0:
-        raise ValueError(
-            f"{name}: dims {tuple(dims)} with strides {tuple(strides)} has stride 0 (an expanded tensor?); "
-            "describe the tensor before .expand, or call .contiguous()"
-        )
-    span, interleaved = 0, False  # span: the largest offset that the axes so far reach
-    for index, (stride, dim) in enumerate(axes):
-        interleaved |= stride <= span
-        span += (dim - 1) * stride
-        if interleaved and (index + 1 == len(axes) or axes[index + 1][0] > span):
-            elements, places = _count_places(axes[: index + 1])
-            if places < elements:
-                raise ValueError(
-                    f"{name}: dims {tuple(dims)} with strides {tuple(strides)}: {elements} elements share {places} "
-                    "places; take dims and strides from a tensor with describe(), or correct the strides"
-                )
-            interleaved = False
-
-
-def _count_places(axes):
-    """How many elements `axes`, pairs of stride and extent, address, and in how many different places."""
-    offsets, elements = torch.zeros(1, dtype=torch.int64), 1
-    for stride, dim in axes:
-        offsets = torch.unique((offsets[:, None] + stride * torch.arange(dim)).flatten())
-        elements *= dim
-    return elements, len(offsets)
 
 
 def scalar(graph, value, name):
@@ -190,12 +139,15 @@ def describe_node(node):
 
 
 def build(graph, heuristics=(cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK), choice=None):
-    """Takes `graph` through cuDNN's five steps and returns the Plan of the first candidate that compiles.
+    """Takes `graph` through cuDNN's five steps and returns the Plan of the first candidate that builds.
 
-    choice  (engine, {cudnn.knob_type: value}): the one candidate to build, without heuristics.
+    heuristics  modes that are asked for candidates, in this order.
+    choice      (engine, {cudnn.knob_type: value}): the one candidate to build, without heuristics.
 
-    Raises GraphError with the step, the operations with their dims and dtypes, the target and cuDNN's last reason.
+    Raises GraphError with the step, the operations with their dims and dtypes, the target and cuDNN's last reason;
+    ValueError for tensors that cuDNN would misread, TypeError for what is no graph.
     """
+    _check_is_graph(graph)
     if any(_changes_relu(node) for node in graph.nodes):
         # cuBLASLt's engine takes such a graph and applies a plain ReLU (seen with cuDNN 9.19).
         graph.deselect_behavior_notes([cudnn.behavior_note.CUBLASLT_DEPENDENCY])
@@ -214,7 +166,7 @@ def build(graph, heuristics=(cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK), choic
             graph,
             "build_plans",
             lambda: graph.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE),
-            lambda: f"{_plan_name(graph)} compiled",
+            lambda: f"{_plan_name(graph)}, {_kernel_origin(graph)}",
             UNSUPPORTED,
         )
     )
@@ -279,32 +231,32 @@ def _check_not_capturing(graph, step):
         raise GraphError(graph, step, reason, "build and warm up first: one launch of each plan before the capture")
 
 
+def _check_is_graph(graph):
+    if not isinstance(graph, cudnn.pygraph):
+        raise TypeError(
+            f"a described graph (cudnn.pygraph) is built, got {type(graph).__name__}; "
+            "does the function that describes it return it?"
+        )
+
+
 def _check_before_build(graph):
+    _check_is_graph(graph)
     _check_not_capturing(graph, "build")
     if getattr(graph, "_planning_done", False):
         raise GraphError(graph, "build", "this graph was built before", "make a new graph: planning happens once")
     for tensor in all_tensors(graph):
+        check_dims(tensor.name, tensor.dim)
         if tensor.dim and tensor.stride and not tensor.is_virtual and not tensor.is_pass_by_value:
-            _check_strides(tensor.name, tensor.dim, tensor.stride)
-            if _has_gaps(tensor.dim, tensor.stride):
+            check_strides(tensor.name, tensor.dim, tensor.stride)
+            if has_gaps(tensor.dim, tensor.stride):
                 raise ValueError(
                     f"{tensor.name}: dims {tuple(tensor.dim)} with strides {tuple(tensor.stride)} is a vector with "
                     "gaps, and cuDNN's engines read it as if it were dense; use describe(), or a dense copy"
                 )
     used = {t.uid for node in graph.nodes for t in node.inputs.values() if t is not None}
     for node in graph.nodes:
-        if node.node_type.name.startswith("SDPA") and graph._cpp_graph_kwargs.get("is_dynamic_shape_enabled"):
-            # cuDNN 9.19 builds it, and each shape but the first gives wrong values without an error (seen on an H200);
-            # 9.24 refuses it.
-            raise GraphError(
-                graph,
-                "describe",
-                f"{node.name}: attention with dynamic shapes gives wrong results for every shape but the first",
-                "leave out is_dynamic_shape_enabled: build one static plan for each bucket of lengths, and pass the "
-                "sequences' own lengths with use_padding_mask, seq_len_q and seq_len_kv",
-            )
-        for port in ("seq_len_q", "seq_len_kv"):
-            _check_lengths(node, node.inputs.get(port))
+        if node.node_type.name.startswith("SDPA"):
+            _check_attention(graph, node)
         results = [t for t in node.outputs.values() if t is not None]
         if all(t.is_virtual and t.uid not in used for t in results):
             names = " and ".join(f"'{t.name}'" for t in results)
@@ -316,14 +268,25 @@ def _check_before_build(graph):
             )
 
 
-def _check_lengths(node, lengths):
-    """Raises ValueError for sequence lengths that attention would read as something else."""
-    batch = node.inputs["q"].dim[0] if lengths is not None and node.inputs.get("q") is not None else None
-    if batch is not None and (lengths.data_type != cudnn.data_type.INT32 or list(lengths.dim) != [batch, 1, 1, 1]):
-        raise ValueError(
-            f"{describe_tensor(lengths)}: {node.name} wants one int32 length for each sequence, with dims "
-            f"({batch}, 1, 1, 1): lengths.to(torch.int32).view(-1, 1, 1, 1)"
+def _check_attention(graph, node):
+    """Raises GraphError for dynamic shapes, ValueError for sequence lengths that would be read as something else."""
+    if graph._cpp_graph_kwargs.get("is_dynamic_shape_enabled"):
+        # cuDNN 9.19 builds it, and each shape but the first gives wrong values without an error (seen on an H200);
+        # 9.24 refuses it.
+        raise GraphError(
+            graph,
+            "describe",
+            f"{node.name}: attention with dynamic shapes gives wrong results for every shape but the first",
+            "leave out is_dynamic_shape_enabled: build one static plan for each bucket of lengths, and pass the "
+            "sequences' own lengths with use_padding_mask, seq_len_q and seq_len_kv",
         )
+    for lengths in filter(None, (node.inputs.get("seq_len_q"), node.inputs.get("seq_len_kv"))):
+        dims = (node.inputs["q"].dim[0], 1, 1, 1)
+        if lengths.data_type != cudnn.data_type.INT32 or tuple(lengths.dim) != dims:
+            raise ValueError(
+                f"{describe_tensor(lengths)}: {node.name} wants one int32 length for each sequence, with dims {dims}: "
+                "lengths.to(torch.int32).view(-1, 1, 1, 1)"
+            )
 
 
 def _changes_relu(node):
@@ -339,6 +302,12 @@ def _reason(error):
 
 def _plan_name(graph):
     return graph.get_plan_name_at_index(graph._plan_index)
+
+
+def _kernel_origin(graph):
+    """Where the kernels of the built plan come from, by its notes."""
+    notes = graph.get_behavior_notes_for_plan_at_index(graph._plan_index)
+    return "compiled at run time" if cudnn.behavior_note.RUNTIME_COMPILATION in notes else "a ready-made kernel"
 
 
 # --- executing --------------------------------------------------------------------------------------------------------
@@ -400,7 +369,7 @@ class Plan:
         """
         given = self._checked(tensors)
         workspace = self._checked_workspace(workspace)
-        with_gaps = {uid: value for uid, value in given.items() if _has_gaps(value.shape, value.stride())}
+        with_gaps = {uid: value for uid, value in given.items() if has_gaps(value.shape, value.stride())}
         dense = {uid: value.contiguous() for uid, value in with_gaps.items()}
         launch = self._launcher({**given, **dense}, workspace)
         if not dense:
@@ -416,7 +385,12 @@ class Plan:
     def _launcher(self, given, workspace):
         if not target.live:
             by_tensor = {t: given[t.uid] for t in (*self.inputs, *self.outputs)}
-            return lambda: reference.evaluate(self.graph, by_tensor)
+
+            def evaluate():
+                self._check_length_values(given)
+                reference.evaluate(self.graph, by_tensor)
+
+            return evaluate
         execute, handle, ordinal = self.graph.execute, target.handle, self._device.index
         if self.index is not None:
             execute = functools.partial(self.graph.execute_plan_at_index, index=self.index)
@@ -429,6 +403,21 @@ class Plan:
             execute(buffers, workspace, handle=handle(ordinal), tensor_uids=uids)
 
         return launch
+
+    def _check_length_values(self, given):
+        """Raises ValueError for sequence lengths below 0 or past the end: an engine would read other memory there.
+
+        Only for tensors on the CPU; for those on a GPU each launch would have to wait for it.
+        """
+        for node in self.graph.nodes:
+            for port, of in (("seq_len_q", "q"), ("seq_len_kv", "k")):
+                lengths, of = node.inputs.get(port), node.inputs.get(of)
+                values = given.get(lengths.uid) if lengths is not None and of is not None else None
+                if values is not None and ((values < 0) | (values > of.dim[2])).any():
+                    raise ValueError(
+                        f"{lengths.name}: {node.name} takes lengths from 0 to {of.dim[2]}, "
+                        f"got {values.flatten().tolist()}"
+                    )
 
     def _checked(self, tensors):
         """{uid: torch.Tensor} after every tensor was compared with its description."""
@@ -457,9 +446,9 @@ class Plan:
 
         Only dense tensors are compared: slices of one buffer may interleave without sharing an element.
         """
-        place = _dense_bytes(given[output.uid])
+        place = dense_bytes(given[output.uid])
         for tensor in (*self.inputs, *self.outputs):
-            other = _dense_bytes(given[tensor.uid])
+            other = dense_bytes(given[tensor.uid])
             if tensor is not output and place and other and place[0] < other[1] and other[0] < place[1]:
                 raise ValueError(
                     f"{output.name}: this output shares memory with '{tensor.name}'; give it memory of its own"
@@ -479,6 +468,7 @@ class Plan:
         name = tensor.name
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+        check_strided(name, value)
         expected_device = torch.device("cpu") if tensor.is_pass_by_value else self._device
         if value.device != expected_device:
             raise ValueError(f"{name}: expected a tensor on {expected_device}, got one on {value.device}")
@@ -486,14 +476,13 @@ class Plan:
             raise TypeError(f"{name}: expected {to_torch(tensor.data_type)}, got {value.dtype}")
         dims, strides = tuple(tensor.dim), tuple(tensor.stride)
         axis = next((i for i, d in enumerate(dims) if d > 1), -1) if value.dim() < 2 else None
-        got_dims, got_strides = map(tuple, _placed(value, len(dims), axis))
+        got_dims, got_strides = map(tuple, placed(value, len(dims), axis))
         if got_dims != dims:
             raise ValueError(f"{name}: expected dims {dims}, got {tuple(value.shape)}")
-        _check_strides(name, value.shape, value.stride())
-        # The stride of an axis of extent 1 is never stepped, so any value of it describes the same memory.
+        check_strides(name, value.shape, value.stride())
         if any(d > 1 and s != g for d, s, g in zip(dims, strides, got_strides, strict=True)):
             raise ValueError(f"{name}: expected strides {strides} for dims {dims}, got {tuple(value.stride())}")
-        if tensor in self.outputs and _has_gaps(value.shape, value.stride()):
+        if tensor in self.outputs and has_gaps(value.shape, value.stride()):
             raise ValueError(f"{name}: an output can't be a vector with gaps, got strides {tuple(value.stride())}")
         if value.data_ptr() % ALIGNMENT and not tensor.is_pass_by_value:
             raise ValueError(
@@ -502,31 +491,24 @@ class Plan:
             )
 
     def _checked_workspace(self, workspace):
-        need = self.workspace_bytes
+        """The workspace to launch with, a tensor or None. Raises ValueError or TypeError for one that won't do."""
+        need, size = self.workspace_bytes, 0
         if workspace is AUTO:
-            workspace = torch.empty(need, dtype=torch.uint8, device=self._device) if need else None
+            return torch.empty(need, dtype=torch.uint8, device=self._device) if need else None
         if isinstance(workspace, torch.Tensor):
-            size, place = workspace.numel() * workspace.element_size(), workspace.device
-            if size >= need and (place != self._device or not workspace.is_contiguous()):
-                got = f"{'a contiguous' if workspace.is_contiguous() else 'a strided'} one on {place}"
-                raise ValueError(f"workspace: expected a contiguous tensor on {self._device}, got {got}")
-            if size >= need > 0 and workspace.data_ptr() % ALIGNMENT:
-                raise ValueError(f"workspace: expected memory aligned to {ALIGNMENT} bytes, got a slice that is not")
-        else:
-            size = 0
-            if workspace not in (None, 0):
-                raise TypeError(f"workspace: expected a torch.Tensor or None, got {type(workspace).__name__}")
+            size = workspace.numel() * workspace.element_size()
+        elif workspace not in (None, 0):
+            raise TypeError(f"workspace: expected a torch.Tensor or None, got {type(workspace).__name__}")
         if size < need:
             raise ValueError(f"workspace: {need} bytes are required, got {size}; leave it out to have it allocated")
-        return workspace or None if not isinstance(workspace, torch.Tensor) else workspace
-
-
-def _dense_bytes(tensor):
-    """(first address, address after the last byte) of a tensor without gaps; None for one with gaps."""
-    span = 1 + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.stride(), strict=True))
-    if tensor.numel() == 0 or span != tensor.numel():
-        return None
-    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
+        if not size:
+            return None
+        if workspace.device != self._device or not workspace.is_contiguous():
+            got = f"{'a contiguous' if workspace.is_contiguous() else 'a strided'} one on {workspace.device}"
+            raise ValueError(f"workspace: expected a contiguous tensor on {self._device}, got {got}")
+        if need and workspace.data_ptr() % ALIGNMENT:
+            raise ValueError(f"workspace: expected memory aligned to {ALIGNMENT} bytes, got a slice that is not")
+        return workspace
 
 
 def _names(tensors):

@@ -8,11 +8,12 @@ import time
 import cudnn
 
 from .graph import GraphError, build
+from .target import target
 
 # Compiling a kernel takes 70 to 900 ms, or 27 to 60 ms where CUDA's compute cache on disk has its code; finding one in
 # cuDNN's kernel cache takes at most 3 ms, and 11 ms for a plan that is built by name (seen for matmuls and convolutions
-# with cuDNN 9.19 to 9.28).
-COMPILE_MS = 20
+# with cuDNN 9.19 to 9.28). Without a GPU there is no compute cache, and finding took up to 60 ms on a busy machine.
+COMPILE_MS = 20 if target.live else 70
 COMPILES = cudnn.behavior_note.RUNTIME_COMPILATION
 
 
@@ -20,7 +21,7 @@ class PlanPool:
     """Plans of one computation by shape; the least recently used goes where there would be more than `limit`.
 
     make_graph  function (shape, **options) that returns a described graph for tensors of this shape and passes the
-                options on to new_graph.
+                options on to new_graph; static plans have no options.
     bucket      function shape -> the shape to build for, as long and no smaller in any place; default: the shape
                 itself. The caller pads to it.
     limit       the most plans that are kept.
@@ -34,7 +35,7 @@ class PlanPool:
     why_static  why plans are static, in one line; "" where they are not.
     hits, builds, evictions  counts: shapes that found their plan, plans built, plans dropped.
     compiled    of the builds, those that compiled a kernel: with an engine that compiles at run time, the last of the
-                five steps took more than 20 ms, of processor time too. (For the cache's own count see `kernels`.)
+                five steps took more than COMPILE_MS, of processor time too. (For the cache's own count see `kernels`.)
     build_ms    milliseconds spent in all builds, describing included.
 
     For one thread, or under a lock of the caller's.
@@ -49,6 +50,11 @@ class PlanPool:
         self.why_static = "" if dynamic else "asked for"
         self.hits = self.builds = self.evictions = self.compiled = 0
         self.build_ms = 0.0
+
+    @property
+    def _options(self):
+        """What a graph with dynamic shapes is made with."""
+        return {"is_dynamic_shape_enabled": True, "kernel_cache": self.cache}
 
     def bucket(self, shape):
         """The shape that the plan for `shape` is built for, a tuple of ints.
@@ -118,16 +124,27 @@ class PlanPool:
 
     def _dynamic(self, place):
         """A plan with dynamic shapes; pinned, of the first one's engine and knobs where this shape has them."""
-        options = {"is_dynamic_shape_enabled": True, "kernel_cache": self.cache}
         if self._pinned:
             try:
-                return build(self.make_graph(place, **options), choice=self._pinned)
+                return build(self._described(place), choice=self._pinned)
             except GraphError:
                 pass
-        plan = build(self.make_graph(place, **options))
+        plan = build(self._described(place))
         if self.pin:
             self._pinned = self._pinned or plan.graph.get_engine_and_knobs_at_index(plan.graph._plan_index)
         return plan
+
+    def _described(self, place):
+        """The graph with dynamic shapes. Raises ValueError for one without: its plan would not share kernels."""
+        graph = self.make_graph(place, **self._options)
+        used = getattr(graph, "_cpp_graph_kwargs", self._options)  # what is no graph at all, build says
+        ignored = [name for name, value in self._options.items() if used.get(name) is not value]
+        if ignored:
+            raise ValueError(
+                f"make_graph({place}, **options) ignores {' and '.join(ignored)}: pass its options on to new_graph, or "
+                "ask for static plans with dynamic=False"
+            )
+        return graph
 
 
 def _ints(name, values):

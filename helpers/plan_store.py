@@ -21,10 +21,13 @@ import time
 import warnings
 from pathlib import Path
 
+import cudnn
+
 from . import bench
 from .autotune import replay
 from .graph import Plan, Step, graph_name
 from .graph import build as build_graph
+from .libcudnn import cache_folder
 from .signature import canonical, difference, environment, graph_signature
 from .target import target
 
@@ -43,7 +46,8 @@ class RefusedError(Exception):
 class PlanStore:
     """Plans in a folder. Trouble with the folder or a damaged file costs one warning and a rebuild, never the run.
 
-    folder         default: cudnn-notebooks/plans under $XDG_CACHE_HOME or ~/.cache. Made, private, at the first save.
+    folder         default: cudnn-notebooks/plans under $XDG_CACHE_HOME or ~/.cache; without a home folder,
+                   cudnn-notebooks-UID/plans under the system's for temporary files. Made, private, at the first save.
     limit_bytes    size of all plans together; beyond it, each save removes those that were not used for longest.
     ahead_of_time  True: also loads plans that were built without a GPU for exactly this GPU, cuDNN and frontend.
     reason         in one line, why the last call loaded a plan or did not.
@@ -53,8 +57,7 @@ class PlanStore:
     """
 
     def __init__(self, folder=None, limit_bytes=256 * 2**20, ahead_of_time=False):
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self.folder = Path(folder or cache / "cudnn-notebooks" / "plans").expanduser()
+        self.folder = Path(folder).expanduser().absolute() if folder else _default_folder()
         self.limit_bytes, self.ahead_of_time = limit_bytes, ahead_of_time
         self.reason, self._warned = "", set()
 
@@ -63,7 +66,7 @@ class PlanStore:
 
         graph  a described graph, or a function that returns one: then a rebuild starts from a fresh one.
 
-        Raises what `build` raises.
+        Raises what `build` raises; TypeError for what is no graph, and for a `build` that returns no Plan.
         """
         make_graph = graph if callable(graph) else lambda: graph
         started = time.perf_counter()
@@ -71,15 +74,16 @@ class PlanStore:
         if plan is None:
             ms = (time.perf_counter() - started) * 1e3
             plan = build(make_graph())
-            plan.steps.insert(0, Step("load", ms, f"not loaded: {why}"))
             self.save(plan)
+            plan.steps.insert(0, Step("load", ms, f"not loaded: {why}"))
             self.reason = f"built: {why}"
         return plan
 
     def load(self, graph):
         """(Plan, reason) of a described graph, which becomes the plan's; (None, reason) where none may be loaded.
 
-        Either way the graph is lowered: nothing can be added to it any more, and `build` takes it.
+        Either way the graph is lowered: nothing can be added to it any more, and `build` takes it. Raises TypeError for
+        what is no graph, such as the function that describes it.
         """
         started, plan = time.perf_counter(), None
         try:
@@ -107,11 +111,15 @@ class PlanStore:
 
         Returns None, after a warning, where the plan can't be stored. Raises ValueError where `winner` is of another
         plan, and for one of several plans built on one graph (a tuning's candidates): cuDNN saves the last one built.
+        Raises TypeError for what is no Plan.
         """
+        if not isinstance(plan, Plan):
+            raise TypeError(f"a built Plan is saved (build(graph) returns one), got {type(plan).__name__}")
         if plan.index is not None:
             raise ValueError(f"{plan.name} shares its graph with other plans: save the plan of replay(graph, winner)")
-        if winner is not None and not ({"engine", "knobs"} <= winner.keys() and winner.get("name") == plan.name):
-            raise ValueError(f"a winner is given by engine, knobs and the plan's name, {plan.name}; got {winner}")
+        named = isinstance(winner, dict) and {"engine", "knobs"} <= winner.keys() and winner.get("name") == plan.name
+        if winner is not None and not named:
+            raise ValueError(f"a winner is given by engine, knobs and the plan's name, {plan.name}; got {winner!r:.99}")
         try:
             signature, blob = _signed(plan.graph), _serialized(plan.graph)
             here = environment() | {"graph signature": signature}
@@ -249,9 +257,12 @@ class PlanStore:
             except BaseException:
                 Path(temporary).unlink(missing_ok=True)
                 raise
-            self._evict(path)
         except OSError as error:
             raise RefusedError(self._trouble(error)) from None
+        try:
+            self._evict(path)
+        except OSError as error:  # the plan is stored all the same
+            self._warn(self._trouble(error))
 
     def _evict(self, keep):
         files = self._files()
@@ -277,7 +288,18 @@ class PlanStore:
 # --- bytes and plans --------------------------------------------------------------------------------------------------
 
 
+def _default_folder():
+    """For users without a home folder, as in some containers, under the system's folder for temporary files."""
+    try:
+        return cache_folder().absolute() / "plans"
+    except OSError:
+        return Path(tempfile.gettempdir(), f"cudnn-notebooks-{os.getuid()}", "plans")
+
+
 def _signed(graph):
+    if not isinstance(graph, cudnn.pygraph):
+        hint = "; call it, and give what it returns" if callable(graph) else ""
+        raise TypeError(f"a described graph (cudnn.pygraph) is looked up, got {type(graph).__name__}{hint}")
     try:
         return graph_signature(graph)
     except Exception as error:
@@ -306,7 +328,8 @@ def _check_private(info):
     if info.st_uid != os.getuid():
         raise PermissionError("it belongs to another user, and loading a plan loads native code")
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError("others may write to it, and loading a plan loads native code: chmod 700")
+        mode = "700" if stat.S_ISDIR(info.st_mode) else "600"
+        raise PermissionError(f"others may write to it, and loading a plan loads native code: chmod {mode}")
 
 
 def _read(path):

@@ -200,15 +200,7 @@ def speedup(labels, ratios, *, title, baseline, ax=None):
     low, high = np.log(min(everything.min(), 1)), np.log(max(everything.max(), 1))
     ax.set_xscale("log")
     ax.set_xlim(math.exp(min(low, -0.25 * reach) - 0.3 * reach), math.exp(max(high, 0.25 * reach) + 0.3 * reach))
-    steps = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100]
-    ticks = [t for t in steps if ax.get_xlim()[0] < t < ax.get_xlim()[1]]
-    apart = 0.1 * np.ptp(np.log(ax.get_xlim()))  # room for a label
-    for tick in sorted(ticks, key=lambda t: abs(math.log(t))):  # outwards from 1
-        kept = [t for t in ticks if abs(math.log(t)) < abs(math.log(tick))]
-        if any(abs(math.log(t / tick)) < apart for t in kept):
-            ticks.remove(tick)
-    ax.set_xticks(ticks, [f"{t:g}×" for t in ticks])
-    ax.minorticks_off()
+    _ratio_ticks(ax)
     ax.axvline(1, color="black", linewidth=1)
     ax.axvspan(ax.get_xlim()[0], 1, color="#EFEFEF", zorder=0)
     for text, x, ha in (("◀ slower", -6, "right"), ("faster ▶", 6, "left")):
@@ -218,6 +210,19 @@ def speedup(labels, ratios, *, title, baseline, ax=None):
     if None not in series:
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1), handletextpad=0.2)
     return ax.figure
+
+
+def _ratio_ticks(ax):
+    """Round ratios on the x axis, as many as have room for their labels; 1× is one of them."""
+    steps = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100]
+    ticks = [t for t in steps if ax.get_xlim()[0] < t < ax.get_xlim()[1]]
+    apart = 0.1 * np.ptp(np.log(ax.get_xlim()))  # room for a label
+    for tick in sorted(ticks, key=lambda t: abs(math.log(t))):  # outwards from 1
+        kept = [t for t in ticks if abs(math.log(t)) < abs(math.log(tick))]
+        if any(abs(math.log(t / tick)) < apart for t in kept):
+            ticks.remove(tick)
+    ax.set_xticks(ticks, [f"{t:g}×" for t in ticks])
+    ax.minorticks_off()
 
 
 @style()
@@ -259,16 +264,23 @@ def roofline(points, *, peak_tflops, peak_gbs, title, ax=None):
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), **key)
     ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="throughput (TFLOP/s)")
     ax.set_title(title)
+    _number_points(ax, x, y, ridge, peak)
+    return ax.figure
 
-    # Each number goes to the nearest free place around its point, under the roof, away from other points and numbers.
+
+def _number_points(ax, x, y, ridge, peak):
+    """Writes 1, 2, ... beside the points of a roofline, whose roof is flat at `peak` from the intensity `ridge` on.
+
+    Each number goes to the nearest free place around its point, under the roof, away from other points and numbers.
+    """
     ax.figure.draw_without_rendering()  # settles where points are on the page
     to_page = lambda *xy: ax.transData.transform(np.column_stack(xy)) * 72 / ax.figure.dpi  # noqa: E731
-    roof = np.geomspace(*ends, 400)
-    spots, roof = to_page(x, y), to_page(roof, np.minimum(peak, roof * bandwidth))
+    roof = np.geomspace(*ax.get_xlim(), 400)
+    spots, roof = to_page(x, y), to_page(roof, peak * np.minimum(1, roof / ridge))
     circle = [(r * math.cos(a), r * math.sin(a)) for r in (9, 14, 20, 28, 36, 45) for a in np.arange(12) * math.pi / 6]
     numbers = np.empty((0, 2))
     for n, spot in enumerate(spots):
-        under = y[n] < min(peak, x[n] * bandwidth)
+        under = y[n] < peak * min(1, x[n] / ridge)
         for offset in [*circle, circle[0]]:
             at = spot + offset
             near = (
@@ -285,4 +297,3 @@ def roofline(points, *, peak_tflops, peak_gbs, title, ax=None):
         leader = dict(arrowstyle="-", color=GREY, linewidth=0.6, shrinkA=0, shrinkB=2)
         how = dict(ha="center", va="center", size=POINTS, weight="bold", arrowprops=leader)
         ax.annotate(str(n + 1), (x[n], y[n]), offset, textcoords="offset points", **how)
-    return ax.figure

@@ -6,6 +6,7 @@ import inspect
 import json
 import linecache
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from .target import target
 
 LAST_LINES = 12  # of a failed child's stderr
+JSON_HOLDS = "JSON holds numbers, texts, lists and dicts: .tolist() of a tensor or an array, str() of a path"
 # time.monotonic() counts from the machine's start in every process of it, so two processes' readings can be compared.
 CHILD = """
 import time
@@ -63,27 +65,31 @@ def in_new_process(function, *arguments, uses=(), gpu=True, device=None, environ
 
     function  written with `def`, in a notebook's cell or in a file. Its source goes to the child, nothing else of the
               notebook does: it finds time, torch, cudnn, the names that helpers exports, and `uses`.
-    arguments, value  what JSON can hold: numbers, texts, lists, dicts. Tuples arrive as lists.
+    arguments, value  what JSON can hold: numbers, texts, lists, dicts. Tuples arrive as lists, keys as texts.
     uses      further functions or classes that it needs, defined in this order.
     gpu       False: the child sees no GPU, and its recorded target is this GPU by all of its properties.
     device    a recorded device's name, such as "a100": the child sees no GPU and builds for that one.
     environment  {name: text or path} of variables that the child has besides this process's own, or instead of them,
               such as {"CUDA_CACHE_DISABLE": "1"}.
-    timeout   seconds.
+    timeout   seconds; None: no limit.
 
     Without a GPU in this process the child has this process's recorded target, whatever `gpu` says. What the child
     prints is printed here; its stderr is shown only where it fails. Settings made in this process (seeds, precision)
     are not the child's.
 
-    Raises RuntimeError with the child's last lines where it fails, is killed or takes too long; TypeError for a
-    function without source (a lambda) and for arguments that JSON can't hold.
+    Raises RuntimeError with the child's last lines where it fails, is killed or takes too long; before it is started,
+    TypeError for a function without source (a lambda) and for arguments that JSON can't hold.
     """
     sources = [_source(f) for f in (*uses, function)]
+    try:
+        given_json = json.dumps(arguments)
+    except TypeError as error:
+        raise TypeError(f"arguments of {function.__name__}: {error}; {JSON_HOLDS}") from None
     with tempfile.TemporaryDirectory() as folder:
         script, given, result, seen = (str(Path(folder) / n) for n in ("child.py", "in.json", "out.json", "seen.json"))
-        Path(given).write_text(json.dumps(arguments))
+        Path(given).write_text(given_json)
         variables = {key: value for key, value in os.environ.items() if key != "CUDNN_TARGET"}
-        variables |= {key: str(value) for key, value in (environment or {}).items()}
+        variables |= {"PYTHONIOENCODING": "utf-8"} | {key: str(value) for key, value in (environment or {}).items()}
         if device or not (gpu and target.live):
             Path(seen).write_text(json.dumps({"properties": target.properties}))
             variables |= {"CUDA_VISIBLE_DEVICES": "", "CUDNN_TARGET": device or seen}
@@ -96,7 +102,7 @@ def in_new_process(function, *arguments, uses=(), gpu=True, device=None, environ
             function=function.__name__,
             result=result,
         )
-        Path(script).write_text(code)
+        Path(script).write_text(code, encoding="utf-8")  # Python's own for sources, whatever the locale says
         started = time.monotonic()
         code, said, complaint = _run([sys.executable, script], variables, folder, timeout)
         ended = time.monotonic()
@@ -153,7 +159,7 @@ def _run(command, environment, folder, timeout):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-    return code, *(path.read_text(errors="replace") for path in paths)
+    return code, *(path.read_text(encoding="utf-8", errors="replace") for path in paths)
 
 
 def _failure(name, code, complaint, timeout):
@@ -168,6 +174,6 @@ def _failure(name, code, complaint, timeout):
     hint = ""
     if lines and lines[-1].startswith("NameError"):
         hint = "\n(it finds only what is imported for it: name further functions in `uses`, pass values as arguments)"
-    elif lines and lines[-1].endswith("is not JSON serializable"):
-        hint = "\n(it returns what JSON can hold: .tolist() of a tensor or an array, list() of a set)"
+    elif re.search("^TypeError: .*(is not JSON serializable|keys must be str)", complaint, re.MULTILINE):
+        hint = f"\n(what it returns: {JSON_HOLDS})"
     return "\n".join([f"{name} {how} in a new process:", *lines[-LAST_LINES:]]) + hint

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import numbers
 import platform
 from collections.abc import Mapping
 
@@ -88,4 +89,6 @@ def _plain(value):
         value = to_cudnn(value)
     if hasattr(type(value), "__members__"):
         return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, numbers.Real):  # of NumPy, where Python has the same number
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     raise TypeError(f"an attribute of type {type(value).__name__} can't be compared later")

@@ -100,6 +100,7 @@ OTHER = {
         r"strides \(960, 40, 1\).*given dims \(2, 24, 40\), strides \(960, 1, 24\)",
     ),
     "dtype": (lambda a: a.float(), f"{target.dtype} on .*given .*torch.float32 on"),
+    "layout": (lambda a: a.to_sparse(), "a torch.sparse_coo tensor is not read by strides"),
     "device": (lambda a: a.to("meta"), f"on {target.device}, given .*on meta"),
 }
 
@@ -109,7 +110,7 @@ def test_stale_inputs_another_shape_is_refused(product, captured, what):
     """stale-inputs: with another shape, layout, dtype or device nothing is copied, of no input."""
     make, words = OTHER[what]
     captured(A=product.a, B=product.b)
-    with pytest.raises(ValueError, match=f"^A: .*{words}.*; capture again for that"):
+    with pytest.raises(ValueError, match=f"^A: .*{words}.*; (capture again for that|give a dense one)"):
         captured(B=torch.zeros_like(product.b), A=make(product.a))
     product.check(captured())
 
@@ -168,6 +169,53 @@ def test_a_gradient_is_not_recorded():
     assert not captured(x=x).requires_grad and not captured.inputs["x"].requires_grad
 
 
+def test_parameters_of_a_module_are_read_and_no_autograd_graph_grows():
+    """Neither through the outputs nor through what the work keeps or writes in place, and grad mode is as before."""
+    linear = torch.nn.Linear(5, 5, device=target.device)
+    x, state = random(3, 5, dtype=torch.float32), torch.zeros(3, 5, device=target.device)
+
+    def work(x):
+        state.mul_(0.5).add_(linear(x))
+        return x.mul_(linear.weight[0]), linear(x), state
+
+    captured = capture(work, {"x": x})
+    for _ in range(3):
+        outputs = captured(x=x)
+    assert not any(t.requires_grad for t in (*outputs, captured.inputs["x"], state))
+    torch.testing.assert_close(outputs[0], (x * linear.weight[0]).detach())
+    assert torch.is_grad_enabled() and linear(x).requires_grad
+
+
+def test_work_takes_gradients_inside():
+    weight = random(5, dtype=torch.float32).requires_grad_()
+
+    def backward(x):
+        return torch.autograd.grad((x * weight).square().sum(), weight)
+
+    def inside(x):
+        with torch.enable_grad():
+            return backward(x)
+
+    x = random(5, dtype=torch.float32, seed=1)
+    with pytest.raises(CaptureError, match=r"(?s)does not require grad.*next: .*inside, under torch.enable_grad\(\)"):
+        capture(backward, {"x": x})
+    captured = capture(inside, {"x": torch.zeros_like(x)})
+    torch.testing.assert_close(captured(x=x), (2 * x * x * weight.detach(),))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_inference_mode_may_begin_or_end_between_capture_and_calls(before):
+    x = random(3, 5, dtype=torch.float32)
+    with torch.inference_mode(before):
+        kept = torch.zeros(3, 5, device=target.device)
+        captured = capture(lambda x: (kept.copy_(x), x * 2), {"x": torch.zeros_like(x)})
+    with torch.inference_mode(not before):
+        torch.testing.assert_close(captured(x=x), (x, x * 2))
+    captured.inputs["x"].copy_(x + 1)  # by hand, outside of it
+    captured.replay()
+    torch.testing.assert_close(captured.outputs[1], 2 * x + 2)
+
+
 def test_several_outputs_of_a_plan_come_by_name():
     graph = new_graph("norm")
     x, s = random(6, 96, 1, 1), random(1, 96, 1, 1, seed=1)
@@ -200,6 +248,36 @@ def test_examples_that_cannot_be_buffers_are_refused(product):
             capture(product.plan, {"A": example, "B": product.b})
     with pytest.raises(ValueError, match="no tensor was given for 'B'"):
         capture(product.plan, {"A": product.a})
+
+
+def test_outputs_of_a_plan_are_not_given(product):
+    """capture allocates them; `bind` would call this 'given twice'."""
+    y = product.plan.outputs[0]
+    for key in ("Y", y):
+        with pytest.raises(ValueError, match="'Y' is an output of the plan; capture allocates those"):
+            capture(product.plan, {"A": product.a, "B": product.b, key: product.tensors["Y"]})
+
+
+def test_inputs_that_are_given_as_tensors_of_the_graph_are_called_by_name(product):
+    captured = capture(product.plan, dict(zip(product.plan.inputs, (product.a, product.b), strict=True)))
+    a = random(2, 24, 40, seed=4)
+    product.check(captured(A=a), a)
+
+
+def test_an_example_that_has_no_strides():
+    with pytest.raises(ValueError, match=r"x: a torch.sparse_coo tensor .*\.to_dense\(\)"):
+        capture(torch.neg, {"x": torch.eye(3).to_sparse()})
+
+
+def test_buffers_are_written_not_replaced(product, captured):
+    """stale-inputs: another tensor in the place of a buffer would be given, and never read."""
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        captured.inputs["A"] = product.a
+
+
+def test_an_input_may_be_called_self():
+    captured = capture(lambda self: self * 2, {"self": torch.ones(3, device=target.device)})
+    assert captured(self=torch.full((3,), 4.0, device=target.device)).tolist() == [8] * 3
 
 
 def test_buffers_may_be_swapped():

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from helpers import AUTO, GraphError, build, describe, new_graph, scalar, target
-from helpers.graph import ALIGNMENT, describe_node, describe_tensor, graph_name
+from helpers.graph import ALIGNMENT, describe_node, describe_tensor, graph_name, propose
 
 FLOAT = cudnn.data_type.FLOAT
 
 
 @pytest.fixture
 def check_strides(module):
-    return module("graph")._check_strides
+    return module("strides").check_strides
 
 
 def zeros(*dims, dtype=None, channels_last=False):
@@ -132,6 +132,8 @@ def test_output_vector_with_gaps():
         (torch.empty(1, 4, 1).expand(2, 4, 3), ValueError, ["bias", "(2, 4, 3)", "(0, 1, 0)", "stride 0", "expand"]),
         (torch.empty(1).expand(4), ValueError, ["bias", "stride 0"]),
         (torch.empty(8).as_strided((3, 3), (1, 1)), ValueError, ["bias", "9 elements share 5 places"]),
+        (torch.eye(3).to_sparse(), ValueError, ["bias", "torch.sparse_coo tensor", ".to_dense()"]),
+        (torch.empty(2, 0, 3), ValueError, ["bias", "dims (2, 0, 3) hold no element", "leave the call out"]),
     ],
 )
 def test_describe_refuses(value, error, words):
@@ -391,6 +393,31 @@ def test_incomplete_not_a_tensor(conv, value):
     assert conv.untouched()
     conv.plan.run(conv.tensors())
     assert conv.right()
+
+
+def test_wrong_bytes_no_memory_by_strides(conv):
+    """wrong-bytes: a sparse tensor."""
+    with pytest.raises(ValueError, match=r"X: a torch\.sparse_coo tensor"):
+        conv.plan.run(conv.tensors(X=conv.x.to_sparse()))
+    assert conv.untouched()
+
+
+@pytest.mark.parametrize("dims", [[1, 0, 24], [0, 16, 24], [1, 16, 0]])
+def test_wrong_bytes_no_elements_by_hand(dims):
+    """wrong-bytes: cuDNN 9.24 divides by a dim of 0 and takes the process with it; the check comes before."""
+    graph = new_graph("empty")
+    x = graph.tensor(dim=dims, stride=[max(dims[1] * dims[2], 1), max(dims[2], 1), 1], name="X")
+    graph.relu(x).set_output(True)
+    with pytest.raises(ValueError, match=r"X: dims \(.*\) hold no element"):
+        build(graph)
+
+
+@pytest.mark.parametrize("step", [build, lambda graph: propose(graph, [cudnn.heur_mode.A])], ids=["build", "propose"])
+@pytest.mark.parametrize("value", [None, (1, 2)])
+def test_incomplete_not_a_graph(step, value):
+    """incomplete: the function that describes the graph does not return it."""
+    with pytest.raises(TypeError, match=f"got {type(value).__name__}; does the function that describes it return it"):
+        step(value)
 
 
 # --- bias-shapes ------------------------------------------------------------------------------------------------------
@@ -806,6 +833,23 @@ def test_plan_has_five_named_and_timed_steps(conv):
     text = str(plan)
     assert text.splitlines()[0] == f"conv_bias_relu: {plan.name} · workspace {plan.workspace_bytes:,} bytes"
     assert [line.split()[0] for line in text.splitlines()[1:]] == [*STEPS, "total"]
+
+
+NEEDS_SM80 = pytest.mark.skipif(bool(target.lacks("sm80")), reason=target.lacks("sm80"))
+
+
+@pytest.mark.parametrize(
+    ("compiles", "text"),
+    [pytest.param(True, "compiled at run time", marks=NEEDS_SM80), (False, "a ready-made kernel")],
+    ids=["compiled", "ready"],
+)
+def test_plan_says_whether_it_was_compiled(compiles, text):
+    """Candidates of both kinds, chosen by their note; nothing is called compiled that comes with the library."""
+    graph, note = FusedConv().graph, [cudnn.behavior_note.RUNTIME_COMPILATION]
+    (graph.select_behavior_notes if compiles else graph.deselect_behavior_notes)(note)
+    plan = build(graph)
+    assert plan.steps[4].produced == f"{plan.name}, {text}"
+    assert ("compiled" in str(plan)) == compiles
 
 
 def test_plan_lists_its_tensors(conv):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 
 import cudnn
@@ -175,6 +176,28 @@ def test_wrong_build_missing_libcudnn(libcudnn, monkeypatch):
     assert refused(libcudnn).startswith("no libcudnn.so.9 was found; cuDNN 9.19.0 or newer is needed: pip install")
 
 
+@pytest.mark.parametrize("version", [None, "2.14.0", "2.14.0+cpu"])
+def test_wrong_build_cpu_build_of_torch(libcudnn, monkeypatch, module, version):
+    """wrong-build: pip would keep a CPU build, which brings no cuDNN; the other way is what Colab's machines get."""
+    installed = metadata.version
+
+    def of(name):
+        if name == "torch" and version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version if name == "torch" else installed(name)
+
+    monkeypatch.setattr(libcudnn.metadata, "version", of)
+    monkeypatch.setattr(cudnn, "backend_version", lambda: 90100)
+    monkeypatch.setattr(libcudnn, "_loaded_versions", lambda: {"/usr/lib/libcudnn.so.9": 90100})
+    message = refused(libcudnn)
+    if version == "2.14.0+cpu":
+        assert f"needed: pip uninstall torch, then {libcudnn.GET_TORCH}, or keep torch 2.14.0+cpu" in message
+        assert message.endswith("pip install 'nvidia-cudnn-cu13>=9.19.0' 'nvidia-cuda-nvrtc>=13'")
+    else:
+        assert message.endswith(f"needed: {libcudnn.GET_TORCH}")
+    assert module("colab").CPU_BUILD_LACKS is libcudnn.CPU_BUILD_LACKS
+
+
 def test_wrong_build_module_without_a_file(libcudnn, monkeypatch):
     """wrong-build: a stranger that is in sys.modules already."""
     stranger = types.ModuleType("cudnn")
@@ -311,6 +334,56 @@ def test_no_gpu_driver_without_a_cache_folder(python, tmp_path):
     assert Path(path).is_relative_to(tmp_path / "tmp")
     assert existed == "True"
     assert os.listdir(tmp_path / "tmp") == []
+
+
+# What becomes of the cache folder before the stand-in is compiled into it.
+UNUSABLE = {
+    "no home folder": """
+def unknown():
+    raise RuntimeError("Could not determine home directory.")
+libcudnn.Path.home = unknown
+""",
+    "a home of someone else": """
+def no_entry(path, **options):
+    raise PermissionError(13, "Permission denied", str(path))
+libcudnn.Path.is_file = libcudnn.Path.mkdir = no_entry
+""",
+    "a full disk": """
+def full(command, **options):
+    if "cudnn-notebooks" in command[-1]:
+        raise libcudnn.subprocess.CalledProcessError(1, command, stderr=b"No space left on device")
+    return run(command, **options)
+run, libcudnn.subprocess.run = libcudnn.subprocess.run, full
+""",
+}
+
+
+@needs_cc
+@pytest.mark.parametrize("trouble", UNUSABLE)
+def test_no_gpu_driver_where_the_cache_folder_can_not_be_used(python, tmp_path, trouble):
+    """no-gpu: it is compiled for this process alone, and nothing is left, neither in the cache folder nor beside it."""
+    (tmp_path / "tmp").mkdir()
+    code = f"{ALONE}import os\n{UNUSABLE[trouble]}\n{COMPILE}; print(os.path.isfile(path))"
+    cache = "" if trouble == "no home folder" else tmp_path / "cache"
+    result = python(code, TMPDIR=tmp_path / "tmp", XDG_CACHE_HOME=cache)
+    assert result.returncode == 0, result.stderr
+    path, existed = result.stdout.splitlines()
+    assert Path(path).is_relative_to(tmp_path / "tmp") and existed == "True"
+    assert os.listdir(tmp_path / "tmp") == [] and not list(tmp_path.glob("cache/cudnn-notebooks/*"))
+
+
+@needs_cc
+def test_paths_that_are_no_text(python, tmp_path):
+    """A folder's name is bytes to Linux: what is loaded from it is still found, in any locale."""
+    folder = os.fsencode(tmp_path) + b"/\xff \xc3\xa4"
+    os.mkdir(folder)
+    library = folder + b"/libnull.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", library], check=True)
+    code = ALONE + "import ctypes, os; ctypes.CDLL(sys.argv[1]); print(ascii(libcudnn.loaded_libraries('libnull')))"
+    for locale in ({}, {"LC_ALL": "C", "PYTHONUTF8": 0, "PYTHONCOERCECLOCALE": 0}):
+        result = python(code, os.fsdecode(library), **locale)
+        assert result.returncode == 0, result.stderr
+        assert "libnull.so" in result.stdout and "udcff" in result.stdout
 
 
 def test_no_gpu_torch_sees_no_device(module, python):

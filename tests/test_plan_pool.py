@@ -242,6 +242,7 @@ def test_a_limit_that_keeps_nothing(limit):
 )
 def test_what_counts_as_compiled(monkeypatch, module, ms, processor_ms, notes, compiled):
     Built(monkeypatch, module, ms, notes)
+    monkeypatch.setattr(module("plan_pool"), "COMPILE_MS", 20)  # as with a GPU
     clock = itertools.count(0, processor_ms / 1e3)
     monkeypatch.setattr(module("plan_pool").time, "process_time", lambda: next(clock))
     pool = pooled()
@@ -268,6 +269,42 @@ def test_garbage_collection_is_as_before(monkeypatch, module, on):
         assert (seen, gc.isenabled()) == ([False], on)
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_a_function_without_options_is_enough_for_static_plans():
+    assert is_right(PlanPool(lambda shape: linear(shape), dynamic=False).get(SHAPES[0]), SHAPES[0])
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize(("made", "name"), [(None, "NoneType"), ((1, 2), "tuple")])
+def test_a_function_that_returns_no_graph(dynamic, made, name):
+    pool = PlanPool(lambda shape, **options: made, dynamic=dynamic)
+    with pytest.raises(
+        TypeError, match=rf"a described graph .* got {name}; does the function that describes it return it"
+    ):
+        pool.get(SHAPES[0])
+    assert (pool.builds, len(pool)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("make_graph", "ignored"),
+    [
+        (lambda shape, **options: linear(shape), "is_dynamic_shape_enabled and kernel_cache"),
+        (lambda shape, **options: linear(shape, is_dynamic_shape_enabled=True), "kernel_cache"),
+        (
+            lambda shape, **options: linear(shape, **options | {"kernel_cache": cudnn.create_kernel_cache()}),
+            "kernel_cache",
+        ),
+    ],
+)
+def test_options_that_are_not_passed_on(make_graph, ignored):
+    """Such plans would be static, or compile for every shape, while the pool counts on one kernel cache."""
+    pool = PlanPool(make_graph)
+    with pytest.raises(
+        ValueError, match=rf"make_graph\(\(2, 19, 24\), \*\*options\) ignores {ignored}: pass its options"
+    ):
+        pool.get(SHAPES[0])
+    assert pool.cache is not None and len(pool) == 0
 
 
 # --- the kernel cache -------------------------------------------------------------------------------------------------

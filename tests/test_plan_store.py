@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 
 import cudnn
+import numpy as np
 import pytest
 import torch
 
@@ -228,6 +229,26 @@ def test_what_was_built_otherwise_is_loaded_too(conv, store):
     assert other.name != build(conv.graph()).name and store.get(conv.graph).name == other.name
 
 
+def test_what_is_no_graph_and_no_plan(conv, store):
+    """A function where a graph is looked up would be "not stored" for ever, and its plan built in each run."""
+    plan = build(conv.graph())
+    calls = [
+        (lambda: store.load(conv.graph), "described graph .* got method; call it, and give what it returns"),
+        (lambda: store.winner(conv.graph), "described graph .* got method; call it"),
+        (lambda: store.load(plan), "described graph .* got Plan$"),
+        (lambda: store.load(None), "described graph .* got NoneType$"),
+        (lambda: store.get(lambda: None), "described graph .* got NoneType$"),
+        (lambda: store.get(plan), "described graph .* got Plan$"),
+        (lambda: store.get(conv.graph, build=lambda graph: None), "a built Plan is saved .* got NoneType"),
+        (lambda: store.save(conv.graph()), r"a built Plan is saved \(build\(graph\) returns one\), got pygraph"),
+        (lambda: store.save(None), "a built Plan is saved .* got NoneType"),
+    ]
+    for call, words in calls:
+        with pytest.raises(TypeError, match=words):
+            call()
+    assert not store.folder.exists()
+
+
 def test_a_graph_that_is_refused_raises_and_is_not_stored(store):
     def wrong_dims():
         g = new_graph("wrong_dims")
@@ -400,6 +421,12 @@ def test_a_plan_is_bound_by_the_names_of_the_graph_that_it_is_loaded_into(conv, 
     result = empty_output(plan)
     plan.run(dict(zip(("image", "filter", "offset"), conv.tensors.values(), strict=True)) | {"result": result})
     assert torch.equal(result, expected)
+
+
+def test_numbers_of_numpy_are_the_same_numbers(conv):
+    with_numpy = Conv(padding=np.int64(1), stride=np.int32(2))
+    assert graph_signature(with_numpy.graph()) == graph_signature(conv.graph())
+    assert canonical([np.float32(0.5), np.uint8(3)]) == canonical([0.5, 3])
 
 
 def difference_of(first, second, **options):
@@ -724,6 +751,31 @@ def test_a_path_that_can_not_exist(conv):
     assert torch.equal(*map(conv.run, plans))
 
 
+def test_a_relative_folder_stays_where_it_was(conv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = PlanStore("plans")
+    store.get(conv.graph)
+    monkeypatch.chdir("/")
+    assert store.folder == tmp_path / "plans" and store.load(conv.graph())[1].startswith("loaded")
+
+
+def test_without_a_home_folder(conv, tmp_path, monkeypatch):
+    """As for a user of a container whom /etc/passwd doesn't know."""
+
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    store = PlanStore()
+    assert store.folder == tmp_path / f"cudnn-notebooks-{os.getuid()}" / "plans"
+    with no_warning():
+        store.get(conv.graph)
+        assert store.load(conv.graph())[0]
+    assert store.folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_plans_in_an_unsafe_folder_are_not_loaded(conv, store, asked):
     """A folder that was private when the plan was saved, and is not any more."""
     store.get(conv.graph)
@@ -749,7 +801,7 @@ def writable_by_others(path):
         pytest.param(
             of_another_user, "it belongs to another user, and loading a plan loads native code", marks=as_root
         ),
-        (writable_by_others, "others may write to it, and loading a plan loads native code"),
+        (writable_by_others, "others may write to it, and loading a plan loads native code: chmod 600"),
     ],
 )
 def test_a_file_that_someone_else_may_have_written_is_not_loaded(conv, store, asked, change, words):
@@ -826,6 +878,15 @@ def test_the_least_recently_used_go_first(store, sized):
     assert set(stored(store.folder)) == {a, c, d}
     store.limit_bytes = a.stat().st_size + 100  # room for one, which is the one just saved
     assert sized("e") == only(store.folder)
+
+
+def test_a_plan_is_stored_where_others_can_not_be_removed(store, sized, monkeypatch):
+    first = sized("a")
+    store.limit_bytes = first.stat().st_size + 100
+    monkeypatch.setattr(Path, "unlink", raises(errno.EACCES))
+    with one_warning("can't be used: Permission denied"):
+        second = sized("b")
+    assert set(stored(store.folder)) == {first, second}
 
 
 def test_loading_counts_as_use(conv, store):
@@ -995,7 +1056,7 @@ def test_tuning_goes_on_without_a_folder(conv, tmp_path, tune):
 def test_a_place_in_the_list_or_another_plans_winner_is_no_winner(conv, store, tune):
     tuning = tune()
     plan = build(conv.graph())
-    for winner in ({"index": 3, "name": plan.name}, tuning.winner, {}):
+    for winner in ({"index": 3, "name": plan.name}, tuning.winner, {}, tuning.best):
         with pytest.raises(ValueError, match=f"engine, knobs and the plan's name, {plan.name}"):
             store.save(plan, winner)
     with pytest.raises(ValueError, match=r"save the plan of replay\(graph, winner\)"):

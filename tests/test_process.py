@@ -3,9 +3,11 @@
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
@@ -51,7 +53,7 @@ def everything(number, items, options=None):
 
 
 def device():
-    return [target.live, target.name, torch.cuda.is_available()]  # noqa: F821
+    return [target.live, target.name, torch.cuda.is_available()]
 
 
 def test_arguments_values_names_and_times(capfd):
@@ -123,7 +125,11 @@ def ends():
 
 
 def no_json():
-    return target
+    return {"found": [target]}
+
+
+def keys_that_are_no_texts():
+    return {(1, 2): 3}
 
 
 def sleeps():
@@ -141,7 +147,8 @@ FAILURES = {
     raises: (r"^raises ended with exit code 1 in a new process:\n39\n(\d+\n)+last$", 300),
     lacks_a_name: (r"(?s)NameError: name 'double' is not defined\n\(it finds only .*`uses`", 300),
     ends: (r"^ends was killed by SIGKILL in a new process:$", 300),
-    no_json: (r"(?s)TypeError: Object of type Target is not JSON serializable\n\(it returns .*\.tolist", 300),
+    no_json: (r"Target is not JSON serializable\n\(what it returns: JSON holds .*\.tolist\(\) of a tensor", 300),
+    keys_that_are_no_texts: (r"keys must be str.*\n\(what it returns: JSON holds numbers, texts, lists and dicts", 300),
     sleeps: (r"^sleeps did not finish within 0.5 s in a new process:$", 0.5),
     leaves: (r"^leaves ended the process without returning a value in a new process:$", 300),
 }
@@ -160,13 +167,30 @@ def test_a_failing_child_raises_with_its_last_lines(function):
     [
         (lambda: 1, (), "written with def, whose source it reads; got <function <lambda>"),
         (len, (), "got <built-in function len>"),
-        (double, (target,), "Target is not JSON serializable"),
+        (partial(double, 1), (), r"got functools.partial"),
+        (double(2), (), "got 4"),
+        (double, (target,), "arguments of double: .* Target is not JSON serializable; JSON holds numbers, texts"),
     ],
 )
 def test_what_can_not_be_sent_raises_before_a_process_is_started(monkeypatch, function, arguments, words):
-    monkeypatch.setattr("subprocess.run", None)
+    monkeypatch.setattr("subprocess.Popen", None)
     with pytest.raises(TypeError, match=words):
         in_new_process(function, *arguments)
+
+
+def half():
+    print("½")
+    return "½"
+
+
+def test_in_a_locale_that_lacks_characters(python):
+    """Sources, what is printed and what is returned arrive; in a notebook stdout is UTF-8 in any locale."""
+    code = "import contextlib, io, sys; sys.path.insert(0, 'tests'); import test_process as t; said = io.StringIO()\n"
+    code += "with contextlib.redirect_stdout(said): done = t.in_new_process(t.half, gpu=False)\n"
+    code += "print(ascii([done.value, said.getvalue()]))"
+    result = python(code, LC_ALL="C", PYTHONUTF8=0, PYTHONCOERCECLOCALE=0)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == ascii(["½", "½\n"])
 
 
 def test_functions_of_a_notebook(monkeypatch, tmp_path):

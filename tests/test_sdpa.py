@@ -166,3 +166,32 @@ def test_wrong_bytes_sequence_lengths(lengths):
     O.set_output(True).set_dim(list(q.shape)).set_stride(list(q.stride()))
     with pytest.raises(ValueError, match=r"len_q.*int32 length.*view\(-1, 1, 1, 1\)"):
         build(g)
+
+
+@pytest.mark.skipif(target.live, reason="on a GPU, each launch would have to wait for the lengths")
+@pytest.mark.parametrize(("port", "wrong"), [("len_q", [9, 3]), ("len_kv", [-1, 3]), ("len_kv", [3, 17])])
+def test_wrong_bytes_lengths_past_the_end(port, wrong):
+    """wrong-bytes: an engine would read what lies there; also where they are changed after `bind`."""
+    g = new_graph("padded")
+    q, k = (torch.zeros(2, 3, n, 64, dtype=target.dtype) for n in (8, 16))
+    lengths = {"len_q": torch.tensor([8, 0]), "len_kv": torch.tensor([16, 0])}
+    lengths = {name: value.to(torch.int32).view(2, 1, 1, 1) for name, value in lengths.items()}
+    Q, K, V = (describe(g, t, n) for t, n in ((q, "Q"), (k, "K"), (k, "V")))
+    LQ, LKV = (describe(g, t, name) for name, t in lengths.items())
+    O, _ = g.sdpa(  # noqa: E741
+        Q, K, V, attn_scale=0.125, generate_stats=False, use_padding_mask=True, seq_len_q=LQ, seq_len_kv=LKV
+    )
+    o = torch.full_like(q, -7)
+    O.set_output(True).set_name("O").set_dim(list(o.shape)).set_stride(list(o.stride()))
+    run = build(g).bind({"Q": q, "K": k, "V": k + 1, "O": o, **lengths})
+    run()
+    assert bool((o[0] == 1).all())
+    right = lengths[port].clone()
+    lengths[port].copy_(torch.tensor(wrong, dtype=torch.int32).view(2, 1, 1, 1))
+    o.fill_(-7)
+    with pytest.raises(ValueError, match=rf"{port}: .* takes lengths from 0 to (8|16), got \[{wrong[0]}, {wrong[1]}\]"):
+        run()
+    assert bool((o == -7).all())
+    lengths[port].copy_(right)
+    run()
+    assert bool((o[0] == 1).all())
