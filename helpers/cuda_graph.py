@@ -64,8 +64,10 @@ def capture(work, inputs, warmup=3):
 
     Raises CaptureError with step, cause and next action; afterwards the stream is the one from before, and calls
     without capture work. Raises ValueError for inputs that are on another device, have no strides, or share memory with
-    themselves, and for a Plan's outputs; TypeError for what is no tensor.
+    themselves, and for a Plan's outputs; TypeError for what is no dict, or no tensor.
     """
+    if not isinstance(inputs, dict):
+        raise TypeError(f"inputs is a dict {{name: example tensor}}, got {type(inputs).__name__}")
     if isinstance(work, Plan):
         inputs = _named(work, inputs)
     for name, tensor in inputs.items():

@@ -250,6 +250,11 @@ def test_examples_that_cannot_be_buffers_are_refused(product):
         capture(product.plan, {"A": product.a})
 
 
+def test_examples_come_by_name():
+    with pytest.raises(TypeError, match=r"inputs is a dict \{name: example tensor\}, got list"):
+        capture(lambda x: 2 * x, [torch.zeros(3)])
+
+
 def test_outputs_of_a_plan_are_not_given(product):
     """capture allocates them; `bind` would call this 'given twice'."""
     y = product.plan.outputs[0]
