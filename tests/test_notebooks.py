@@ -399,6 +399,16 @@ def test_refresh_leaves_a_failing_notebook_as_it_is(tmp_path, monkeypatch, capsy
     assert "[1/2] 01_y.ipynb ... failed" in capsys.readouterr().out
 
 
+def test_refresh_gives_each_notebook_an_empty_compute_cache(tmp_path):
+    path, nb = tmp_path / "00_x.ipynb", executable_notebook()
+    set_source(
+        nb, 3, "import os, pathlib\n\ncache = pathlib.Path(os.environ['CUDA_CACHE_PATH'])\nprint([*cache.iterdir()])"
+    )
+    path.write_text(v4.writes(nb))
+    refresh.refresh(path, path, stamp())
+    assert rules.stored_text(rules.read(path).cells[3]) == "[]\n"
+
+
 def test_refresh_stops_in_place_without_a_gpu(tmp_path):
     path = tmp_path / "00_x.ipynb"
     path.write_text(v4.writes(executable_notebook()))
