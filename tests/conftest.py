@@ -21,7 +21,11 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Skips what is marked `gpu` on a machine without one, and the support matrix unless it is asked for."""
+    """Skips what is marked `gpu` on a machine without one, and the support matrix unless it is asked for.
+
+    What waits for `mutated` comes last: its processes run beside all other tests.
+    """
+    items.sort(key=_waits)
     for item in items:
         if item.get_closest_marker("matrix") and config.getoption("markexpr") != "matrix":
             item.add_marker(pytest.mark.skip(reason="takes five minutes: pytest -m matrix tests"))
@@ -58,7 +62,7 @@ def mutated(request, tmp_path_factory):
     def run(path, folder):
         result = subprocess.run(
             [sys.executable, ROOT / "tests" / "mutate.py", path],
-            env=without_gpu(CUDNN_NOTEBOOKS=ROOT, OMP_NUM_THREADS=1),  # both at once on two cores
+            env=without_gpu(CUDNN_NOTEBOOKS=ROOT, OMP_NUM_THREADS=1),  # several processes on two cores
             cwd=folder,
             capture_output=True,
             text=True,
@@ -66,9 +70,19 @@ def mutated(request, tmp_path_factory):
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout.splitlines()[-1])
 
-    tests = [item for item in request.session.items if "mutated" in getattr(item, "fixturenames", ())]
-    paths = sorted({item.callspec.params["path"] for item in tests}, reverse=True)
+    paths = sorted({item.callspec.params["path"] for item in request.session.items if _waits(item)}, reverse=True)
     pool = ThreadPoolExecutor(2)
     found = {path: pool.submit(run, path, tmp_path_factory.mktemp("unrelated")) for path in paths}
     yield lambda path: found[path].result()
     pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _begun(request):
+    """Starts the processes of `mutated` with the first test, where any test waits for them."""
+    if any(map(_waits, request.session.items)):
+        request.getfixturevalue("mutated")
+
+
+def _waits(item):
+    return "mutated" in getattr(item, "fixturenames", ())
