@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a GPU; skipped elsewhere, with the reason")
-    config.addinivalue_line("markers", "matrix: five minutes of compilation; runs with -m matrix alone")
+    config.addinivalue_line("markers", "matrix: minutes of compilation; runs with -m matrix alone")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=_waits)
     for item in items:
         if item.get_closest_marker("matrix") and config.getoption("markexpr") != "matrix":
-            item.add_marker(pytest.mark.skip(reason="takes five minutes: pytest -m matrix tests"))
+            item.add_marker(pytest.mark.skip(reason="takes minutes: pytest -m matrix tests"))
         if item.get_closest_marker("gpu") and not target.live:
             item.add_marker(pytest.mark.skip(reason=target.lacks("gpu")))
 
