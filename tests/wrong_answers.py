@@ -41,6 +41,30 @@ def together(
     )
 
 
+def hot_lengths(
+    pairs="Counter(log).most_common()",
+    each="tokens, count",
+    choose="chosen.append(tokens)",
+    reach="reached += count",
+    end="\n    return chosen",
+):
+    """An answer to exercise 1 of 08: right, but for the parts that are given."""
+    return (
+        "def hot_lengths(log, share):\n"
+        "    chosen, reached = [], 0\n"
+        f"    for {each} in {pairs}:\n"
+        "        if reached >= share * len(log):\n"
+        "            break\n"
+        f"        {choose}\n"
+        f"        {reach}{end}"
+    )
+
+
+def padding(end, served="m if m in hot else min(b for b in buckets if b >= m)", requests="log"):
+    """An answer to exercise 2 of 08: right with the end `return 1 - sum(log) / sum(rows)`, but for the other parts."""
+    return f"def padding(log, hot, buckets):\n    rows = [{served} for m in {requests}]\n    {end}"
+
+
 WRONG = {
     "00_five_steps": {
         1: [
@@ -1682,68 +1706,27 @@ WRONG = {
                 "one length too few",
             ),
             (
-                "def hot_lengths(log, share):\n"
-                "    chosen, reached = [], 0\n"
-                "    for tokens, count in Counter(log).most_common():\n"
-                "        if reached >= share * len(log):\n"
-                "            break\n"
-                "        chosen.append(tokens)\n"
-                "        reached += count\n"
-                "    return sorted(chosen)",
+                hot_lengths(end="\n    return sorted(chosen)"),
                 "the most frequent come first",
             ),
             (
-                "def hot_lengths(log, share):\n"
-                "    chosen, reached = [], 0\n"
-                "    for tokens, count in reversed(Counter(log).most_common()):\n"
-                "        if reached >= share * len(log):\n"
-                "            break\n"
-                "        chosen.append(tokens)\n"
-                "        reached += count\n"
-                "    return chosen",
+                hot_lengths(pairs="reversed(Counter(log).most_common())"),
                 "from the rarest on: begin with the most frequent",
             ),
             (
-                "def hot_lengths(log, share):\n"
-                "    chosen, reached = [], 0\n"
-                "    for tokens, count in Counter(log).most_common():\n"
-                "        if reached >= share * len(log):\n"
-                "            break\n"
-                "        chosen.insert(0, tokens)\n"
-                "        reached += count\n"
-                "    return chosen",
+                hot_lengths(choose="chosen.insert(0, tokens)"),
                 "the rarest of them first: turn the list round",
             ),
             (
-                "def hot_lengths(log, share):\n"
-                "    chosen, reached = [], 0\n"
-                "    for pair in Counter(log).most_common():\n"
-                "        if reached >= share * len(log):\n"
-                "            break\n"
-                "        chosen.append(pair)\n"
-                "        reached += pair[1]\n"
-                "    return chosen",
+                hot_lengths(each="pair", choose="chosen.append(pair)", reach="reached += pair[1]"),
                 "pairs of a length and its count: the lengths alone",
             ),
             (
-                "def hot_lengths(log, share):\n"
-                "    chosen, reached = [], 0\n"
-                "    for tokens, count in Counter(log).most_common():\n"
-                "        if reached >= share * len(log):\n"
-                "            break\n"
-                "        chosen.append(tokens)\n"
-                "        reached += count",
+                hot_lengths(end=""),
                 "None was returned: is `return` missing? Return a list of lengths",
             ),
             (
-                "def hot_lengths(log, share):\n"
-                "    chosen, reached = [], 0\n"
-                "    for tokens, count in counted:\n"
-                "        if reached >= share * len(log):\n"
-                "            break\n"
-                "        chosen.append(tokens)\n"
-                "        reached += count\n"
-                "    return chosen",
+                hot_lengths(pairs="counted"),
                 "lengths of the notebook's log: count the one that is given",
             ),
             ("def hot_lengths(log, share):\n    return [38, 89, 259]", "the same for any log"),
@@ -1755,15 +1738,11 @@ WRONG = {
         ],
         2: [
             (
-                "def padding(log, hot, buckets):\n"
-                "    rows = [m if m in hot else min(b for b in buckets if b >= m) for m in log]\n"
-                "    return (sum(rows) - sum(log)) / sum(log)",
+                padding("return (sum(rows) - sum(log)) / sum(log)"),
                 "not over the computed ones",
             ),
             (
-                "def padding(log, hot, buckets):\n"
-                "    rows = [min(b for b in buckets if b >= m) for m in log]\n"
-                "    return 1 - sum(log) / sum(rows)",
+                padding("return 1 - sum(log) / sum(rows)", served="min(b for b in buckets if b >= m)"),
                 "the hot lengths are not padded",
             ),
             (
@@ -1774,27 +1753,22 @@ WRONG = {
                 "those of the hot lengths too",
             ),
             (
-                "def padding(log, hot, buckets):\n"
-                "    rows = [m if m in hot else min(b for b in buckets if b >= m) for m in log]\n"
-                "    return sum(log) / sum(rows)",
+                padding("return sum(log) / sum(rows)"),
                 "the share of rows that were asked for",
             ),
             (
-                "def padding(log, hot, buckets):\n"
-                "    rows = [m if m in hot else min(b for b in buckets if b >= m) for m in set(log)]\n"
-                "    return 1 - sum(set(log)) / sum(rows)",
+                padding("return 1 - sum(set(log)) / sum(rows)", requests="set(log)"),
                 "each length once: as often as it was asked for",
             ),
             (
-                "def padding(log, hot, buckets):\n"
-                "    rows = [m if m in hot else next((b for b in buckets if b > m), buckets[-1]) for m in log]\n"
-                "    return 1 - sum(log) / sum(rows)",
+                padding(
+                    "return 1 - sum(log) / sum(rows)",
+                    served="m if m in hot else next((b for b in buckets if b > m), buckets[-1])",
+                ),
                 "64 rows fit into the bucket of 64",
             ),
             (
-                "def padding(log, hot, buckets):\n"
-                "    rows = [m if m in hot else max(buckets) for m in log]\n"
-                "    return 1 - sum(log) / sum(rows)",
+                padding("return 1 - sum(log) / sum(rows)", served="m if m in hot else max(buckets)"),
                 "take the smallest that fits",
             ),
             (
@@ -1803,21 +1777,15 @@ WRONG = {
                 "divide it by the computed ones",
             ),
             (
-                "def padding(log, hot, buckets):\n"
-                "    rows = [m if m in hot else min(b for b in buckets if b >= m) for m in log]\n"
-                "    return 100 - 100 * sum(log) / sum(rows)",
+                padding("return 100 - 100 * sum(log) / sum(rows)"),
                 "a number from 0 to 1 is wanted",
             ),
             (
-                "def padding(log, hot, buckets):\n"
-                "    rows = [m if m in hot else min(b for b in buckets if b >= m) for m in log]\n"
-                "    return sum(1 - m / n for m, n in zip(log, rows)) / len(log)",
+                padding("return sum(1 - m / n for m, n in zip(log, rows)) / len(log)"),
                 "add up their rows first",
             ),
             (
-                "def padding(log, hot, buckets):\n"
-                "    rows = [m if m in hot else min(b for b in buckets if b >= m) for m in log]\n"
-                "    share = 1 - sum(log) / sum(rows)",
+                padding("share = 1 - sum(log) / sum(rows)"),
                 "None was returned: is `return` missing? Return a number from 0 to 1",
             ),
             (
