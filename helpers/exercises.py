@@ -166,7 +166,7 @@ def _difference_of_parts(answer, parts, right, rtol, atol):
 def _short(answer):
     """An answer in a few words; a tensor by its dims, since its elements would fill the page."""
     if isinstance(answer, torch.Tensor) and answer.numel() > 1:
-        return f"a tensor with dims {tuple(answer.shape)}"
+        return in_words(answer)
     try:
         text = " ".join(repr(answer).split())
     except Exception:  # an int of 5,000 digits, for one
