@@ -88,6 +88,8 @@ def _operation(node, row, place, limit):
                 notes.append(f"{word} " + "×".join(map(str, values if len(set(values)) > 1 else values[:1])))
     if p.get("use_causal_mask") or p.get("diagonal_band_right_bound") == 0:
         notes.append("causal")
+    if p.get("use_padding_mask"):
+        notes.append("padding mask")
     numbers = ("attn_scale", "negative_slope", "lower_clip", "upper_clip")
     notes += [
         f"{n.replace('attn_', '').replace('_', ' ')} {p[n]:.4g}" for n in numbers if isinstance(p.get(n), (int, float))

@@ -39,7 +39,7 @@ def _stub():
 def answered(function, *arguments, told=None):
     """What an answer returns for `arguments`.
 
-    told  {part of a message: sentence}: what to say in the place of a TypeError or ValueError with such a message.
+    told  {part of a message: sentence}: what to say in the place of an error with such a message.
 
     Raises AssertionError for an answer that is no function or takes other arguments, and where `told` has a sentence;
     other errors of the answer's own code pass, with their traceback.
@@ -48,7 +48,7 @@ def answered(function, *arguments, told=None):
         raise AssertionError(f"the answer is {in_words(function)}: define the function of the stub")
     try:
         return function(*arguments)
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         sentence = next((sentence for part, sentence in (told or {}).items() if part in str(error)), None)
         if sentence is None and isinstance(error, TypeError) and error.__traceback__.tb_next is None:  # not called
             sentence = f"keep the arguments that the stub has: {error}"
@@ -77,7 +77,8 @@ def in_words(value):
         return "None"
     if isinstance(value, torch.Tensor):
         return f"a tensor with dims {tuple(value.shape)}"
-    name = type(value).__name__
+    kind = type(value)
+    name = f"numpy.{kind.__name__}" if kind.__module__ == "numpy" else kind.__name__
     size = f" of {len(value)}" if isinstance(value, tuple | list | dict) else ""
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}{size}"
 

@@ -11,7 +11,7 @@ from .graph import GraphError, build
 from .target import target
 
 # Compiling a kernel takes 70 to 900 ms, or 27 to 60 ms where CUDA's compute cache on disk has its code; finding one in
-# cuDNN's kernel cache takes at most 3 ms, and 11 ms for a plan that is built by name (seen for matmuls and convolutions
+# cuDNN's kernel cache takes at most 3 ms, and 15 ms for a plan that is built by name (seen for matmuls and convolutions
 # with cuDNN 9.19 to 9.28). Without a GPU there is no compute cache, and finding took up to 60 ms on a busy machine.
 COMPILE_MS = 20 if target.live else 70
 COMPILES = cudnn.behavior_note.RUNTIME_COMPILATION

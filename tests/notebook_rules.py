@@ -3,6 +3,7 @@
 Nothing here imports torch or cuDNN, so the rules also run where neither is installed.
 """
 
+import ast
 import hashlib
 import itertools
 import json
@@ -273,6 +274,35 @@ def exercises(nb):
     return found
 
 
+def exercises_alone(nb):
+    """Each exercise can be done without the others: it reads no name that only their cells define."""
+    parts = [(number, _names(cells)) for number, _, cells in exercise_parts(nb)]
+    inside = [cell for _, _, cells in exercise_parts(nb) for cell in cells]
+    before, _ = _names([cell for cell in code_cells(nb) if cell not in inside])
+    found = []
+    for number, (own, used) in parts:
+        others = {name: other for other, (defined, _) in parts if other != number for name in defined}
+        borrowed = sorted((used & others.keys()) - own - before)
+        found += [f"exercise {number} needs {name} of exercise {others[name]}" for name in borrowed]
+    return found
+
+
+def _names(cells):
+    """(the names that code cells define, at any level; the names that they read)"""
+    defined, used = set(), set()
+    for cell in cells:
+        for node in ast.walk(ast.parse(re.sub(r"^(%%|%|!).*$", "", cell.source, flags=re.MULTILINE))):
+            if isinstance(node, ast.Name):
+                (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.alias):
+                defined.add((node.asname or node.name).split(".")[0])
+            elif isinstance(node, ast.arg):
+                defined.add(node.arg)
+    return defined, used
+
+
 def exercise_parts(nb):
     """(number, its text, its code cells) of each exercise under the heading 'Exercises'."""
     parts, inside = [], False
@@ -408,6 +438,7 @@ RULES = (
     hosts,
     call_outs,
     exercises,
+    exercises_alone,
     stamped,
     setup_cell_matches_stamp,
 )

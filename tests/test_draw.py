@@ -96,6 +96,18 @@ def attention():
     return g
 
 
+def padded_attention():
+    g = new("padded_attention")
+    q, k, v = (g.tensor(dim=[2, 4, 64, 64], stride=[16384, 4096, 64, 1], name=n) for n in "QKV")
+    lengths = {
+        n: g.tensor(dim=[2, 1, 1, 1], stride=[1, 1, 1, 1], name=n, data_type=cudnn.data_type.INT32)
+        for n in ("seq_len_q", "seq_len_kv")
+    }
+    o, _ = g.sdpa(q=q, k=k, v=v, attn_scale=0.5, use_padding_mask=True, generate_stats=False, **lengths)
+    o.set_output(True)
+    return g
+
+
 OPS = ["relu", "abs", "exp", "neg", "gelu", "sqrt", "tanh", "sigmoid", "swish", "erf", "add", "mul"]
 
 
@@ -286,6 +298,7 @@ def test_arrows_join_the_right_boxes_and_cross_no_other(make):
         (fp8_matmul, ["Matmul · fp32", "Reduction amax", "fp8 e4m3, row-major", "column-major"]),
         (attention, ["Scaled dot-product", "attention", "causal · scale 0.08839", "Stats", "2×16×2048×1"]),
         (attention, ["BSHD in memory"]),
+        (padded_attention, ["padding mask · scale 0.5", "seq_len_kv"]),
         (rmsnorm, ["RMSNorm · fp32", "epsilon", "fp32 by value", "0.5", "Multiply · fp32"]),
         (matmul_two_reductions, ["Reduction sum", "output"]),
         (twelve_pointwise, ["8×64×4096 fp32", "middle", "Swish (SiLU) · fp32"]),

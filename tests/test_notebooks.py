@@ -144,6 +144,14 @@ def test_rule_accepts_a_good_notebook(rule):
     assert not rule(good_notebook())
 
 
+def test_exercises_may_share_what_stands_before_them_and_have_names_of_their_own():
+    nb = good_notebook()
+    nb.cells[5:6] = [markdown("## Exercises"), code("def check(a):\n    pass"), markdown("**1. One.** *Hint:* think.")]
+    set_source(nb, 8, "x = 1\ncheck(x)")
+    set_source(nb, 11, "x = 2\ncheck(x)")
+    assert not rules.exercises_alone(nb)
+
+
 # --- each rule on notebooks that break it -----------------------------------------------------------------------------
 
 
@@ -165,6 +173,12 @@ def set_source(nb, cell, source):
 
 def set_tags(nb, cell, *tags):
     nb.cells[cell].metadata["tags"] = list(tags)
+
+
+def lend(nb, first, second):
+    """Sets the stubs of both exercises."""
+    set_source(nb, 6, first)
+    set_source(nb, 9, second)
 
 
 ERROR = v4.new_output("error", ename="ValueError", evalue="no", traceback=["at /home/me/x.py"])
@@ -232,6 +246,9 @@ BAD = [
     (rules.exercises, lambda nb: nb.cells.pop(10), "2: no cell tagged solution"),
     (rules.exercises, lambda nb: set_tags(nb, 7, "solution"), "1: no solution cell is tagged"),
     (rules.exercises, lambda nb: nb.cells[7].metadata.pop("jupyter"), "not folded"),
+    (rules.exercises_alone, lambda nb: lend(nb, "import math", "print(math.pi)"), "2 needs math of exercise 1"),
+    (rules.exercises_alone, lambda nb: lend(nb, "for x in y: pass", "%%needs sm80\nx"), "2 needs x of exercise 1"),
+    (rules.exercises_alone, lambda nb: lend(nb, "z", "def z(a):\n    return a"), "exercise 1 needs z of exercise 2"),
     (rules.file_format, lambda nb: nb.update(nbformat_minor=4), "4.4"),
     (rules.file_format, lambda nb: nb.metadata.kernelspec.update(name="my-env"), "my-env"),
     (rules.file_format, lambda nb: nb.metadata.pop("kernelspec"), "kernelspec"),

@@ -917,7 +917,36 @@ WRONG = {
             ),
             (
                 "def is_whole(data):\n    return data == whole",
-                "a whole file is refused",
+                "other files than `whole` can be whole",
+            ),
+            (
+                "def is_whole(data):\n    return len(data) == len(whole)",
+                "other files than `whole` can be whole",
+            ),
+            (
+                "def is_whole(data):\n"
+                "    line, _, content = data[48:].partition(b'\\n')\n"
+                "    return json.loads(line)['bytes'] == len(content)",
+                "length and sha256 are in the prefix",
+            ),
+            (
+                "def is_whole(data):\n"
+                "    right = data[:8] == b'cudnnpln' and hashlib.sha256(data[48:]).digest() == data[16:48]\n"
+                "    return not (right and len(data) - 48 == int.from_bytes(data[8:16], 'little'))",
+                "a whole file is refused, where True is right",
+            ),
+            (
+                "def is_whole(data):\n"
+                "    return data[:8] == 'cudnnpln' and hashlib.sha256(data[48:]).digest() == data[16:48]",
+                "magic and sha256 are bytes",
+            ),
+            (
+                "def is_whole(data):\n    return hashlib.sha256(data[48:]).hexdigest() == data[16:48]",
+                "(`digest`, not `hexdigest`)",
+            ),
+            (
+                "def is_whole(data):\n    return int.from_bytes(data[8:16], 'big') == len(data) - 48",
+                "length (little-endian)",
             ),
             (
                 "def is_whole(data):\n    return True",
@@ -949,7 +978,14 @@ WRONG = {
                 "def is_whole(data):\n"
                 "    magic, length, sha256 = struct.unpack('<8sQ32s', data[:48])\n"
                 "    return length == len(data) - 48 and hashlib.sha256(data[48:]).digest() == sha256",
-                "unpack requires a buffer of 48 bytes",
+                "a file shorter than 48 bytes: look at the length before you unpack",
+            ),
+            (
+                "def is_whole(data):\n"
+                "    if data[:8] != b'cudnnpln' or hashlib.sha256(data[48:]).digest() != data[16:48]:\n"
+                "        raise ValueError('damaged')\n"
+                "    return True",
+                "return False for a damaged file, raise nothing",
             ),
         ],
         2: [
@@ -1006,6 +1042,49 @@ WRONG = {
             (
                 "def native_bytes(path):\n    return 56_224 if path == place else 0",
                 "no usual mistake gives it",
+            ),
+            *(
+                (
+                    f"def native_bytes(path):\n    return sum(len(kernel['cubin']) for kernel in kernels_of({given}))",
+                    "kernels_of takes the blob, parts(path)[1]",
+                )
+                for given in ("path", "parts(path)", "parts(path)[0]")
+            ),
+            *(
+                (
+                    f"def native_bytes(path):\n    return len(base64.b64decode(kernels_of(parts(path)[1]){taken}))",
+                    "a plan may have no kernel or several: add up over the list",
+                )
+                for taken in ("[0]['cubin']", "['cubin']")
+            ),
+            (
+                "def native_bytes(path):\n"
+                "    n = 0\n"
+                "    for kernel in kernels_of(parts(path)[1]):\n"
+                "        n = len(base64.b64decode(kernel['cubin']))\n"
+                "    return n",
+                "this is the last kernel: add up all (`+=`)",
+            ),
+            (
+                "def native_bytes(path):\n"
+                "    kernels = kernels_of(parts(path)[1])\n"
+                "    return max((len(base64.b64decode(kernel['cubin'])) for kernel in kernels), default=0)",
+                "this is the largest kernel",
+            ),
+            (
+                "def native_bytes(path):\n"
+                "    texts = [kernel['cubin'] for kernel in kernels_of(parts(path)[1])]\n"
+                "    return len(base64.b64decode(''.join(texts)))",
+                "decode each text alone",
+            ),
+            (
+                "def native_bytes(path):\n"
+                "    return sum(len(base64.b64decode(kernel['cubin'])) for kernel in kernels_of(blob))",
+                "every file gets the same number",
+            ),
+            (
+                "def native_bytes(path):\n    return 56_224",
+                "every file gets the same number",
             ),
         ],
         3: [
@@ -1092,6 +1171,21 @@ WRONG = {
                 "def stock(store, graphs):\n    return 2",
                 "nothing is stored",
             ),
+            (
+                "def stock(store, graphs):\n"
+                "    mine = PlanStore(tempfile.mkdtemp(dir=base))\n"
+                "    return sum(mine.get(graph) is None for graph in graphs)",
+                "another PlanStore has another folder",
+            ),
+            (
+                "def stock(store, graphs):\n"
+                "    built = 0\n"
+                "    for graph in graphs:\n"
+                "        store.get(graph)\n"
+                "        built += store.reason == 'built: not stored yet'\n"
+                "    return built",
+                "count the reasons that start with `built`",
+            ),
         ],
     },
     "06_dynamic_shapes": {
@@ -1137,6 +1231,34 @@ WRONG = {
                 "the pair of classes counts, not the narrower one",
             ),
             (
+                "import math\n\n\n"
+                "def count_kernels(pairs):\n    return len({(math.gcd(k, 4), math.gcd(n, 4)) for k, n in pairs})",
+                "4 is not the widest class",
+            ),
+            (
+                "import math\n\n\n"
+                "def count_kernels(pairs):\n"
+                "    return len({(math.gcd(2 * k, 8), math.gcd(2 * n, 8)) for k, n in pairs})",
+                "4 is not the widest class",
+            ),
+            (
+                "def count_kernels(pairs):\n"
+                "    def kind(length):\n"
+                "        return next(step for step in (1, 2, 4, 8) if length % step == 0)\n\n"
+                "    return len({(kind(k), kind(n)) for k, n in pairs})",
+                "take the largest step that divides: 1 always does",
+            ),
+            (
+                "def count_kernels(pairs):\n"
+                "    return len({min(k & -k, 8) for k, n in pairs}) * len({min(n & -n, 8) for k, n in pairs})",
+                "count the pairs that occur, not each class of K with each of N",
+            ),
+            (
+                "def count_kernels(pairs):\n"
+                "    return len({min(k & -k, 8) for k, n in pairs}) + len({min(n & -n, 8) for k, n in pairs})",
+                "count the pairs that occur, not the classes of K and those of N",
+            ),
+            (
                 'def count_kernels(pairs):\n    """As in the stub, with a number."""\n    return 2',
                 "2 for the pairs [(16, 8), (48, 8), (8, 8)], instead of 1",
             ),
@@ -1171,7 +1293,25 @@ WRONG = {
         2: [
             (
                 "def buckets_within(share, largest=8192):\n    return [2**i for i in range(14)]",
-                "a bucket of 4 wastes more than 0.25 of a request of 3",
+                "`share` isn't used: 0.25 and 1.0 give the same buckets",
+            ),
+            (
+                "def buckets_within(share, largest=8192):\n"
+                "    found, rows = [], 1\n"
+                "    while rows < largest:\n"
+                "        found.append(min(largest, int(rows * (1 + share))))\n"
+                "        rows = found[-1] + 1\n"
+                "    return found",
+                "no bucket holds 7 rows: the last is 6",
+            ),
+            (
+                "def buckets_within(share, largest=8192):\n"
+                "    found, rows = [0], 1\n"
+                "    while rows <= largest:\n"
+                "        found.append(min(largest, int(rows * (1 + share))))\n"
+                "        rows = found[-1] + 1\n"
+                "    return found",
+                "0 among the buckets: each is a number of rows, an int from 1",
             ),
             (
                 "import math\n\n\n"
@@ -1185,7 +1325,7 @@ WRONG = {
             ),
             (
                 "def buckets_within(share, largest=8192):\n    return list(range(1, largest + 1))",
-                "35 are enough: the next follows from the rows not served yet",
+                "`share` isn't used: 0.25 and 1.0 give the same buckets",
             ),
             (
                 "def buckets_within(share, largest=8192):\n"
@@ -1254,7 +1394,7 @@ WRONG = {
                 "an int was returned: return a list of buckets",
             ),
             (
-                "def buckets_within(share, largest=8192):\n    return []",
+                "def buckets_within(share, largest=8192):\n    return [] if share < 1 else [largest]",
                 "no bucket holds 8192 rows: the last is 0",
             ),
             (
@@ -1283,7 +1423,26 @@ WRONG = {
         3: [
             (
                 run_padded("padded[:, :rows] = a", "y"),
-                "64 rows for a request of 50: cut the padding off",
+                "64 rows for a request of 50: cut the padding off along axis 1",
+            ),
+            (
+                run_padded("padded[:, :rows] = a", "y[:rows]"),
+                "64 rows for a request of 50: cut the padding off along axis 1",
+            ),
+            (
+                "def run_padded(pool, a, w, bias):\n"
+                "    rows = a.shape[1]\n"
+                "    a.resize_(1, pool.bucket((rows,))[0], a.shape[2])\n"
+                "    y = a.new_empty(1, a.shape[1], w.shape[2])\n"
+                "    pool.get((rows,)).run({'A': a, 'W': w, 'bias': bias, 'Y': y})\n"
+                "    return y[:, :rows]",
+                "the request was changed: copy it into a buffer",
+            ),
+            (
+                run_padded("padded[:, :rows] = a", "y[:, :rows]")
+                .replace("pool.bucket((rows,))[0]", "64")
+                .replace("pool.get((rows,))", "pool.get((64,))"),
+                "plans for two buckets: 1; pool.get((rows,)) gives each request's own",
             ),
             (
                 run_padded("", "y[:, :rows]"),
@@ -1371,7 +1530,7 @@ WRONG = {
                 run_padded("padded[:, :rows] = a", "y[:, :rows]").replace(
                     "return", "pool.get((2 * rows,))\n    return"
                 ),
-                "plans for two buckets: pool.get((rows,)) gives the one plan of a bucket",
+                "plans for two buckets: 4; pool.get((rows,)) gives each request's own",
             ),
             (
                 run_padded("padded[:, :rows] = a", "y[:, :rows]").replace("pool, a, w", "a, w"),
@@ -1404,7 +1563,7 @@ WRONG = {
                 "    graph = graphs.pop(key, None) or capture(work, inputs)\n"
                 "    graphs[key] = graph\n"
                 "    return graph(**inputs)",
-                "it kept more than `limit` graphs",
+                "4 graphs are kept where `limit` is 3: compare after inserting one",
             ),
             (
                 "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
@@ -1456,7 +1615,7 @@ WRONG = {
                 "    if len(graphs) > 3:\n"
                 "        del graphs[next(iter(graphs))]\n"
                 "    return graph(**inputs)",
-                "compare with `limit`",
+                "2 graphs are kept where `limit` is 1: compare after inserting one",
             ),
             (
                 "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
@@ -1515,6 +1674,123 @@ WRONG = {
             (
                 "def replay_by_shape(graphs, work, inputs):\n    return work(**inputs)",
                 "keep the arguments that the stub has",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    if len(graphs) > limit:\n"
+                "        del graphs[next(iter(graphs))]\n"
+                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
+                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
+                "    return graph(**inputs)",
+                "4 graphs are kept where `limit` is 3: compare after inserting one",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
+                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
+                "    if len(graphs) > limit:\n"
+                "        graphs.popitem()\n"
+                "    return graph(**inputs)",
+                "it dropped the graph that it had just captured: the first key is the oldest",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    key = sum(t.numel() for t in inputs.values())\n"
+                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
+                "    if len(graphs) > limit:\n"
+                "        del graphs[next(iter(graphs))]\n"
+                "    return graph(**inputs)",
+                "its key has to tell the dims of all inputs",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    key = inputs['x'].shape, inputs['w'].numel()\n"
+                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
+                "    if len(graphs) > limit:\n"
+                "        del graphs[next(iter(graphs))]\n"
+                "    return graph(**inputs)",
+                "its key has to tell the dims of all inputs",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    key = len(inputs['x']), inputs['w'].shape\n"
+                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
+                "    if len(graphs) > limit:\n"
+                "        del graphs[next(iter(graphs))]\n"
+                "    return graph(**inputs)",
+                "its key has to tell the dims of all inputs",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
+                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
+                "    if len(graphs) > limit:\n"
+                "        del graphs[next(iter(graphs))]\n"
+                "    return torch.tanh(inputs['x']) * inputs['w'].sum()",
+                "the result was computed without a graph",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    key = [t.shape for t in inputs.values()]\n"
+                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
+                "    if len(graphs) > limit:\n"
+                "        del graphs[next(iter(graphs))]\n"
+                "    return graph(**inputs)",
+                "a list or a dict can't be a dict's key: take a tuple",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
+                "    graphs[key] = graph = graphs.pop(key) or capture(work, inputs)\n"
+                "    if len(graphs) > limit:\n"
+                "        del graphs[next(iter(graphs))]\n"
+                "    return graph(**inputs)",
+                "graphs.pop(key, None) give None then",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
+                "    graph = graphs.get(key)\n"
+                "    if len(graphs) > limit:\n"
+                "        del graphs[next(iter(graphs))]\n"
+                "    return graph(**inputs)",
+                "None is no graph: capture one where `graphs` has none for the key",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
+                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, {'x': inputs['x']})\n"
+                "    if len(graphs) > limit:\n"
+                "        del graphs[next(iter(graphs))]\n"
+                "    return graph(**inputs)",
+                "capture takes all inputs: capture(work, inputs)",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
+                "    graphs[key] = graph = graphs.pop(key, None) or capture(lambda: work(**inputs), {})\n"
+                "    if len(graphs) > limit:\n"
+                "        del graphs[next(iter(graphs))]\n"
+                "    return graph(**inputs)",
+                "capture takes all inputs: capture(work, inputs)",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
+                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
+                "    if len(graphs) > limit:\n"
+                "        del graphs[next(iter(graphs))]\n"
+                "    return graph(x=inputs['x'])",
+                "the graph has an earlier w: give it all inputs",
+            ),
+            (
+                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
+                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
+                "    if len(graphs) > limit:\n"
+                "        del graphs[next(iter(graphs))]\n"
+                "    return graph(w=inputs['w'])",
+                "the graph has an earlier x: give it all inputs",
             ),
         ],
         2: [
@@ -1579,6 +1855,14 @@ WRONG = {
             (
                 "def all_outputs(captured, inputs):\n    return (captured(x=x).clone() for x in inputs)",
                 "a generator was returned: return a list of 4 outputs",
+            ),
+            (
+                "def all_outputs(captured, inputs):\n    return [captured(x=x).clone() for x in inputs[::-1]]",
+                "the order is reversed: keep that of `inputs`",
+            ),
+            (
+                "def all_outputs(captured, inputs):\n    return [captured.replay().clone() for x in inputs]",
+                "replay() returns nothing: the result is in captured.outputs",
             ),
         ],
         3: [
@@ -1669,6 +1953,19 @@ WRONG = {
                 "    return captured.outputs[:, : x.shape[1]].clone()",
                 "a graph reads the same memory for ever",
             ),
+            (
+                "def run_rows(captured, x):\n"
+                "    captured.inputs['x'].copy_(x)\n"
+                "    captured.replay()\n"
+                "    return captured.outputs[:, : x.shape[1]].clone()",
+                "x has fewer rows than the buffer: write into captured.inputs['x'][:, :n]",
+            ),
+            (
+                "def run_rows(captured, x):\n"
+                "    captured.inputs['x'][:, : x.shape[1]].copy_(x)\n"
+                "    return captured.replay()[:, : x.shape[1]].clone()",
+                "replay() returns nothing: the result is in captured.outputs",
+            ),
         ],
     },
     "08_hot_path": {
@@ -1729,6 +2026,23 @@ WRONG = {
                 hot_lengths(pairs="counted"),
                 "lengths of the notebook's log: count the one that is given",
             ),
+            (
+                "def hot_lengths(log, share):\n"
+                "    return [m for m, count in Counter(log).most_common() if count >= share * len(log)]",
+                "each count alone is compared with the share: add them up",
+            ),
+            (
+                "def hot_lengths(log, share):\n"
+                "    chosen, reached = [], 0\n"
+                "    for tokens, count in Counter(log).most_common():\n"
+                "        if reached >= share:\n"
+                "            break\n"
+                "        chosen.append(tokens)\n"
+                "        reached += count\n"
+                "    return chosen",
+                "compare the counts with share * len(log)",
+            ),
+            (hot_lengths(pairs="Counter(log).items()"), "in the order of the log: sort by how often"),
             ("def hot_lengths(log, share):\n    return [38, 89, 259]", "the same for any log"),
             ("def hot_lengths(log, share):\n    return list(Counter(log))", "no usual mistake gives it: read the hint"),
             ("def hot_lengths(log):\n    return log", "keep the arguments that the stub has: hot_lengths() takes 1"),
@@ -1784,6 +2098,18 @@ WRONG = {
                 padding("return sum(1 - m / n for m, n in zip(log, rows)) / len(log)"),
                 "add up their rows first",
             ),
+            (
+                padding("tail = [n for m, n in zip(log, rows) if m not in hot]\n    return 1 - sum(log) / sum(tail)"),
+                "of the tail's rows: those of the hot lengths are computed, too",
+            ),
+            (
+                padding(
+                    "return 1 - sum(log) / sum(rows)", served="m if m not in hot else min(b for b in buckets if b >= m)"
+                ),
+                "the wrong way round",
+            ),
+            (padding("return round(1 - sum(log) / sum(rows), 2)"), "rounded: return all digits"),
+            (padding("return (sum(rows) - sum(log)) / len(log)"), "padded rows per request"),
             (
                 padding("share = 1 - sum(log) / sum(rows)"),
                 "None was returned: is `return` missing? Return a number from 0 to 1",
@@ -1863,6 +2189,32 @@ WRONG = {
                 "the answers are {'torch.float32",
             ),
             (together(answers="sizes"), "the list holds an int: each answer is a tensor"),
+            (
+                together(fill="bound.x = torch.cat(requests, dim=1)"),
+                "bound.x is now another tensor, which the plans never read: write into it, bound.x[:, :total].copy_(",
+            ),
+            (together("service.rows(max(sizes))"), "rows(70), but there are 176 rows together"),
+            (together("service.rows(sizes)"), "service.rows takes one number, the sum of the rows"),
+            (
+                together(answers="[y.clone() for y in bound.y.split(sizes, dim=1)]"),
+                "bound.y has more rows: bound.y[:, :total].split(sizes, dim=1)",
+            ),
+            (
+                together(answers="[y.clone() for y in bound.y[:, : sum(sizes)].split(sizes)]"),
+                "rows are dimension 1: .split(sizes, dim=1)",
+            ),
+            (
+                together(fill="bound.x[:, : sum(sizes)].copy_(torch.cat(requests))"),
+                "rows are dimension 1: torch.cat(requests, dim=1)",
+            ),
+            (
+                together(fill="bound.x.copy_(torch.cat(requests, dim=1))"),
+                "bound.x has more rows: bound.x[:, :total].copy_(...)",
+            ),
+            (
+                together(answers="[y.clone() for y in bound.x[:, : sum(sizes)].split(sizes, dim=1)]"),
+                "these are the requests: the results are in bound.y",
+            ),
             ("def answer_together(service, requests):\n    return requests", "nothing was launched"),
             ("answer_together = [1, 2]", "the answer is a list of 2: define the function of the stub"),
         ],
