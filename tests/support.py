@@ -151,12 +151,13 @@ def devices(folder=DEVICES):
 def collect(paths, recorded, jobs=None):
     """Executes notebooks for recorded devices: {device: {path: {cell: {graph: [built, refused]}}}}.
 
-    jobs  how many devices at once; default: the number of CPU cores. Each takes about 1.5 GB of memory.
+    jobs  how many processes at once; default: the number of CPU cores. Each takes about 1.5 GB of memory.
 
     Raises RuntimeError for a cell that fails, with notebook, cell and error.
     """
+    jobs = jobs or os.cpu_count()
 
-    def run(device):
+    def run(device, paths):
         environment = without_gpu(CUDNN_TARGET=device.path, CUDNN_NOTEBOOKS=REPO, MPLBACKEND="Agg")
         environment["OMP_NUM_THREADS"] = "1"  # several devices at once
         command = [sys.executable, __file__, "--execute", *map(str, paths)]
@@ -168,8 +169,16 @@ def collect(paths, recorded, jobs=None):
         found = json.loads(child.stdout.splitlines()[-1])
         return {Path(path): {int(cell): graphs for cell, graphs in cells.items()} for path, cells in found.items()}
 
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        return dict(zip(recorded, pool.map(run, recorded), strict=True))
+    tasks = []
+    for place, device in enumerate(recorded):
+        # Devices that would leave processes without work at the end: their notebooks are divided among all.
+        parts = jobs if place >= len(recorded) - len(recorded) % jobs else 1
+        tasks += [(device, paths[i::parts]) for i in range(parts) if paths[i::parts]]
+    found = {device: {} for device in recorded}
+    with ThreadPoolExecutor(jobs) as pool:
+        for (device, _), cells in zip(tasks, pool.map(run, *zip(*tasks, strict=True)), strict=True):
+            found[device] |= cells
+    return found
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

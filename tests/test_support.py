@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import support
@@ -136,6 +138,25 @@ def test_devices_are_told_apart_and_a_new_one_is_one_file(folder):
     """By %%needs lines and by what cuDNN refuses; what is refused for all is a lesson, not a gap."""
     path, recorded = notebook(folder, SECTIONS), support.devices(folder)
     assert support.table([path], recorded, support.collect([path], recorded)) == TABLE
+
+
+def test_no_process_waits_for_the_last_device(folder, monkeypatch):
+    """Of three devices and two processes, each takes one; the notebooks of the third are divided."""
+    ran = []
+
+    def run(command, env, **_):
+        paths = command[command.index("--execute") + 1 :]
+        ran.append((Path(env["CUDNN_TARGET"]).stem, paths))
+        return subprocess.CompletedProcess(command, 0, json.dumps({path: {"1": {}} for path in paths}), "")
+
+    monkeypatch.setattr(support.subprocess, "run", run)
+    recorded, paths = support.devices(folder), [Path(f"/{i}.ipynb") for i in range(5)]
+    found = support.collect(paths, recorded, jobs=2)
+    assert found == {device: {path: {1: {}} for path in paths} for device in recorded}
+    assert sorted((key, len(mine)) for key, mine in ran) == [("h200", 2), ("h200", 3), ("mine", 5), ("t4", 5)]
+    ran.clear()
+    support.collect(paths[:1], recorded[:1], jobs=2)
+    assert ran == [("t4", ["/0.ipynb"])]
 
 
 def test_a_cell_that_fails_is_an_error(folder):
