@@ -271,7 +271,7 @@ def _check_before_build(graph):
 def _check_attention(graph, node):
     """Raises GraphError for dynamic shapes, ValueError for sequence lengths that would be read as something else."""
     if graph._cpp_graph_kwargs.get("is_dynamic_shape_enabled"):
-        # cuDNN 9.19 builds it, and each shape but the first gives wrong values without an error (seen on an H200);
+        # cuDNN 9.19 builds it, and launches each further shape as if it were the first, without an error (on an H200);
         # 9.24 refuses it.
         raise GraphError(
             graph,
