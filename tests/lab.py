@@ -13,8 +13,8 @@ opens each notebook, clears the stored outputs and runs all cells. Compared with
 - a cell that needs what this machine lacks shows the one line of %%needs, and no other cell does;
 - solutions are folded.
 
-With a GPU and without one. Without, on two cores, a notebook takes one to three minutes. A notebook with one fault of
-each kind runs first: a check that overlooks its fault is an error.
+With a GPU and without one. Without, on two cores, a notebook takes half a minute to three minutes. A notebook with one
+fault of each kind runs first: a check that overlooks its fault is an error.
 
 Exit status: 0 without a fault; 1 with a list of faults (notebook, cell, what); 2 when the script cannot run.
 
