@@ -276,8 +276,9 @@ def exercises(nb):
 
 def exercises_alone(nb):
     """Each exercise can be done without the others: it reads no name that only their cells define."""
-    parts = [(number, _names(cells)) for number, _, cells in exercise_parts(nb)]
-    inside = [cell for _, _, cells in exercise_parts(nb) for cell in cells]
+    cells_of = {number: cells for number, _, cells in exercise_parts(nb)}
+    parts = [(number, _names(cells)) for number, cells in cells_of.items()]
+    inside = [cell for cells in cells_of.values() for cell in cells]
     before, _ = _names([cell for cell in code_cells(nb) if cell not in inside])
     found = []
     for number, (own, used) in parts:

@@ -31,7 +31,7 @@ def faults(path):
     from matplotlib import pyplot
 
     shell, found, verdicts = InteractiveShell.instance(), [], {}
-    cells = [cell for cell in rules.read(path).cells if cell.cell_type == "code"]
+    cells = rules.code_cells(rules.read(path))
     order = [(cell, time) for cell in cells for time in (FIRST, "again at once")]
     for cell, time in order + [(cell, "after later cells") for cell in reversed(cells)]:
         printed, error = try_answers.execute(cell.source, shell)

@@ -24,6 +24,23 @@ def run_padded(fill, returned):
     )
 
 
+def replay_by_shape(
+    key="tuple((name, t.shape) for name, t in inputs.items())",
+    graph="graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)",
+    drop="del graphs[next(iter(graphs))]",
+    returned="graph(**inputs)",
+):
+    """An answer to exercise 1 of 07: right, but for the parts that are given."""
+    return (
+        "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
+        f"    key = {key}\n"
+        f"    {graph}\n"
+        "    if len(graphs) > limit:\n"
+        f"        {drop}\n"
+        f"    return {returned}"
+    )
+
+
 def together(
     rows="service.rows(sum(sizes))",
     call="()",
@@ -44,6 +61,7 @@ def together(
 def hot_lengths(
     pairs="Counter(log).most_common()",
     each="tokens, count",
+    enough="share * len(log)",
     choose="chosen.append(tokens)",
     reach="reached += count",
     end="\n    return chosen",
@@ -53,7 +71,7 @@ def hot_lengths(
         "def hot_lengths(log, share):\n"
         "    chosen, reached = [], 0\n"
         f"    for {each} in {pairs}:\n"
-        "        if reached >= share * len(log):\n"
+        f"        if reached >= {enough}:\n"
         "            break\n"
         f"        {choose}\n"
         f"        {reach}{end}"
@@ -1591,21 +1609,11 @@ WRONG = {
                 "the work was called itself",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return work(**inputs)",
+                replay_by_shape(returned="work(**inputs)"),
                 "the work was called itself",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = inputs['x'].shape\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph(**inputs)",
+                replay_by_shape(key="inputs['x'].shape"),
                 "its key has to tell the dims of all inputs",
             ),
             (
@@ -1632,12 +1640,7 @@ WRONG = {
                 "None was returned: is `return` missing? Return graph(**inputs)",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph",
+                replay_by_shape(returned="graph"),
                 "a CapturedGraph was returned: return graph(**inputs)",
             ),
             (
@@ -1649,12 +1652,7 @@ WRONG = {
                 "nothing was captured",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph(*inputs.values())",
+                replay_by_shape(returned="graph(*inputs.values())"),
                 "takes inputs by name",
             ),
             (
@@ -1685,111 +1683,55 @@ WRONG = {
                 "4 graphs are kept where `limit` is 3: compare after inserting one",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        graphs.popitem()\n"
-                "    return graph(**inputs)",
+                replay_by_shape(drop="graphs.popitem()"),
                 "it dropped the graph that it had just captured: the first key is the oldest",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = sum(t.numel() for t in inputs.values())\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph(**inputs)",
+                replay_by_shape(key="sum(t.numel() for t in inputs.values())"),
                 "its key has to tell the dims of all inputs",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = inputs['x'].shape, inputs['w'].numel()\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph(**inputs)",
+                replay_by_shape(key="inputs['x'].shape, inputs['w'].numel()"),
                 "its key has to tell the dims of all inputs",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = len(inputs['x']), inputs['w'].shape\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph(**inputs)",
+                replay_by_shape(key="len(inputs['x']), inputs['w'].shape"),
                 "its key has to tell the dims of all inputs",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return torch.tanh(inputs['x']) * inputs['w'].sum()",
+                replay_by_shape(returned="torch.tanh(inputs['x']) * inputs['w'].sum()"),
                 "the result was computed without a graph",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = [t.shape for t in inputs.values()]\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph(**inputs)",
+                replay_by_shape(key="[t.shape for t in inputs.values()]"),
                 "a list or a dict can't be a dict's key: take a tuple",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
-                "    graphs[key] = graph = graphs.pop(key) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph(**inputs)",
+                replay_by_shape(graph="graphs[key] = graph = graphs.pop(key) or capture(work, inputs)"),
                 "graphs.pop(key, None) give None then",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
-                "    graph = graphs.get(key)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph(**inputs)",
+                replay_by_shape(graph="graph = graphs.get(key)"),
                 "None is no graph: capture one where `graphs` has none for the key",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, {'x': inputs['x']})\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph(**inputs)",
+                replay_by_shape(
+                    graph="graphs[key] = graph = graphs.pop(key, None) or capture(work, {'x': inputs['x']})"
+                ),
                 "capture takes all inputs: capture(work, inputs)",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(lambda: work(**inputs), {})\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph(**inputs)",
+                replay_by_shape(
+                    graph="graphs[key] = graph = graphs.pop(key, None) or capture(lambda: work(**inputs), {})"
+                ),
                 "capture takes all inputs: capture(work, inputs)",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph(x=inputs['x'])",
+                replay_by_shape(returned="graph(x=inputs['x'])"),
                 "the graph has an earlier w: give it all inputs",
             ),
             (
-                "def replay_by_shape(graphs, work, inputs, limit=3, capture=capture):\n"
-                "    key = tuple((name, t.shape) for name, t in inputs.items())\n"
-                "    graphs[key] = graph = graphs.pop(key, None) or capture(work, inputs)\n"
-                "    if len(graphs) > limit:\n"
-                "        del graphs[next(iter(graphs))]\n"
-                "    return graph(w=inputs['w'])",
+                replay_by_shape(returned="graph(w=inputs['w'])"),
                 "the graph has an earlier x: give it all inputs",
             ),
         ],
@@ -2032,14 +1974,7 @@ WRONG = {
                 "each count alone is compared with the share: add them up",
             ),
             (
-                "def hot_lengths(log, share):\n"
-                "    chosen, reached = [], 0\n"
-                "    for tokens, count in Counter(log).most_common():\n"
-                "        if reached >= share:\n"
-                "            break\n"
-                "        chosen.append(tokens)\n"
-                "        reached += count\n"
-                "    return chosen",
+                hot_lengths(enough="share"),
                 "compare the counts with share * len(log)",
             ),
             (hot_lengths(pairs="Counter(log).items()"), "in the order of the log: sort by how often"),
