@@ -39,25 +39,39 @@ MARKERS = ("<!-- support matrix: python tests/support.py --write -->", "<!-- end
 DYNAMIC = "dynamic shapes"  # stands for all such graphs: a device has them or has not
 STEPS = ("validate", "build_operation_graph", "create_execution_plans", "create_execution_plan", "check_support")
 BUILDS = ("build_plans", "build_plan_at_index", "deserialize")
+COMPARED = 2  # of a graph's candidates that are compiled one by one, to be compared; the others tell nothing new
 
 
 # --- one device, in a process of its own ------------------------------------------------------------------------------
 
 
 class Recorder:
-    """The graphs of each cell: {cell: {graph: [how many were built, how many were refused]}}."""
+    """The graphs of each cell: {cell: {graph: [how many were built, how many were refused]}}.
 
-    def __init__(self, pygraph):
+    Compiling is most of the time, so each plan is compiled once: a graph that computes the same as an earlier one takes
+    over the plans of that one. Of the candidates that are built one by one, only COMPARED are compiled per graph.
+
+    cudnn      the module whose graphs are noted.
+    signature  what tells two graphs apart; helpers.signature.graph_signature.
+    """
+
+    def __init__(self, cudnn, signature):
+        self.cudnn, self.signature = cudnn, signature
         self.graphs, self.cells = {}, {}
+        self.backends, self.compared = {}, {}
         for name in STEPS + BUILDS:
-            setattr(pygraph, name, self._noting(getattr(pygraph, name), name in BUILDS))
+            setattr(cudnn.pygraph, name, self._noting(getattr(cudnn.pygraph, name), name in BUILDS))
 
     def _noting(self, method, builds):
         def call(graph, *args, **options):
             outcomes = self.graphs.setdefault(graph, set())
             if args and getattr(args[0], "name", "") == "ALL":  # the first plan tells whether there is one
                 args = (type(args[0]).HEURISTICS_CHOICE, *args[1:])
+            if builds and graph._plans:
+                self._take_over(graph)
             try:
+                if method.__name__ == "build_plan_at_index":
+                    self._compare(graph, *args)
                 result = method(graph, *args, **options)
             except Exception:
                 outcomes.add("refused")
@@ -66,6 +80,25 @@ class Recorder:
             return result
 
         return call
+
+    def _take_over(self, graph):
+        options = graph._cpp_graph_kwargs
+        if "kernel_cache" in options or "is_dynamic_shape_enabled" in options:
+            return  # what such a graph compiles depends on the cache
+        backend = graph._lowered_graph
+        candidates = [backend.get_plan_name_at_index(i) for i in range(backend.get_execution_plan_count())]
+        filters = [graph._workspace_limit, sorted(graph._barred_names), graph._note_filters]
+        same = repr((self.signature(graph), candidates, filters))
+        # The backend's graph holds the plans, and builds none of them a second time.
+        graph._lowered_graph = self.backends.setdefault(same, backend)
+
+    def _compare(self, graph, index):
+        compiled = self.compared.setdefault(graph._lowered_graph, set())
+        if self.cudnn.behavior_note.RUNTIME_COMPILATION in graph.get_behavior_notes_for_plan_at_index(index):
+            compiled.add(index)
+        if index in compiled and len(compiled) > COMPARED:
+            compiled.remove(index)
+            raise RuntimeError(f"left out: {COMPARED} others were compiled")
 
     def end_of_cell(self, cell):
         found = self.cells.setdefault(cell, {})
@@ -109,7 +142,9 @@ def execute(paths):
     import cudnn
     from matplotlib import pyplot
 
-    recorder = Recorder(cudnn.pygraph)
+    from helpers.signature import graph_signature
+
+    recorder = Recorder(cudnn, graph_signature)
     helpers.draw_graph = lambda *_, **__: None  # pictures take half a second per notebook
     helpers.in_new_process = same_process(sys.modules["helpers.process"])
     gc.freeze()  # collecting all that torch imports takes a fifth of a second, each time

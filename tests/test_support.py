@@ -159,6 +159,41 @@ def test_no_process_waits_for_the_last_device(folder, monkeypatch):
     assert ran == [("t4", ["/0.ipynb"])]
 
 
+SAME = """
+from helpers import new_graph
+def backend(graph):
+    return graph._lowered_graph
+first, again = conv("first"), conv("again")
+assert backend(first.graph) is backend(again.graph) and first.name == again.name
+others = conv("dtype", torch.float32), conv("filters", filters=8)
+assert len({*map(backend, (first.graph, *(plan.graph for plan in others)))}) == 3
+"""
+FILTERED = """
+from helpers import autotune
+a, b = (torch.empty(1, 64, 64, dtype=torch.float16) for _ in range(2))
+def gelu():
+    g = new_graph("gelu", io=torch.float16)
+    g.gelu_approx_tanh(g.matmul(describe(g, a, "A"), describe(g, b, "B"))).set_output(True).set_name("Y")
+    return g
+tensors = {"A": a, "B": b, "Y": torch.empty_like(a)}
+def compiled(tuning):
+    return [c for c in tuning.candidates if "RUNTIME_COMPILATION" in c.notes]
+tuning, limited = autotune(gelu, tensors), autotune(gelu, tensors, workspace_limit=1_000_000)
+assert len(compiled(tuning)) > 2 and sum(c.status == "built" for c in compiled(tuning)) == 2
+assert {c.reason for c in compiled(tuning) if c.status != "built"} == {"RuntimeError: left out: 2 others were compiled"}
+assert tuning.best.plan.graph._lowered_graph is not limited.best.plan.graph._lowered_graph
+"""
+
+
+def test_a_plan_is_compiled_once(folder):
+    """Equal graphs share their plans and both count; graphs that differ in a dtype, a dim or a filter share none."""
+    path, recorded = notebook(folder, {"Same": [SAME], "Compared": [FILTERED]}), support.devices(folder)[-1:]
+    (cells,) = (found[path] for found in support.collect([path], recorded).values())
+    same, compared = (graphs for _, graphs in sorted(cells.items()) if graphs)
+    assert same == {f"`{name}`": [1, 0] for name in ("first", "again", "dtype", "filters")}
+    assert compared["`gelu`"][0] > 0
+
+
 def test_a_cell_that_fails_is_an_error(folder):
     path = notebook(folder, {"Refused": ["conv('bf16', torch.bfloat16)"]})
     message = r"t4: 00_small, cell 3: GraphError: graph 'bf16' failed at step"
