@@ -254,9 +254,11 @@ def roofline(points, *, peak_tflops, peak_gbs, title, ax=None):
     corner = dict(color=COLORS["orange"], markeredgecolor="black", zorder=3)
     ax.plot(ridge, peak, "D", label=f"ridge: {ridge:.0f} FLOP/byte", **corner)
     above = dict(textcoords="offset points", size=POINTS, va="bottom")
-    ax.annotate(f"measured {_short(peak)} TFLOP/s", (ends[1], peak), (-2, 4), ha="right", **above)
     slope = math.sqrt(ends[0] * ridge)
-    ax.annotate(f"measured\n{_short(peak_gbs)} GB/s", (slope, slope * bandwidth), (-4, 4), ha="right", **above)
+    ceilings = [
+        ax.annotate(f"measured {_short(peak)} TFLOP/s", (ends[1], peak), (-2, 4), ha="right", **above),
+        ax.annotate(f"measured\n{_short(peak_gbs)} GB/s", (slope, slope * bandwidth), (-4, 4), ha="right", **above),
+    ]
     ax.plot(x, y, "o", color=COLORS["blue"], markersize=4, zorder=4)
     for n, point in enumerate(points):
         ax.plot([], [], " ", label=f"{n + 1}  {point[0]}: {100 * reach[n]:.0f} %")
@@ -264,19 +266,22 @@ def roofline(points, *, peak_tflops, peak_gbs, title, ax=None):
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), **key)
     ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="throughput (TFLOP/s)")
     ax.set_title(title)
-    _number_points(ax, x, y, ridge, peak)
+    _number_points(ax, x, y, ridge, peak, ceilings)
     return ax.figure
 
 
-def _number_points(ax, x, y, ridge, peak):
+def _number_points(ax, x, y, ridge, peak, texts):
     """Writes 1, 2, ... beside the points of a roofline, whose roof is flat at `peak` from the intensity `ridge` on.
 
-    Each number goes to the nearest free place around its point, under the roof, away from other points and numbers.
+    Each number goes to the nearest free place around its point, under the roof, away from other points and numbers and
+    from `texts`, which are there already.
     """
     ax.figure.draw_without_rendering()  # settles where points are on the page
     to_page = lambda *xy: ax.transData.transform(np.column_stack(xy)) * 72 / ax.figure.dpi  # noqa: E731
     roof = np.geomspace(*ax.get_xlim(), 400)
     spots, roof = to_page(x, y), to_page(roof, peak * np.minimum(1, roof / ridge))
+    boxes = [text.get_window_extent().get_points() * 72 / ax.figure.dpi for text in texts]
+    written = [(across, up) for (x0, y0), (x1, y1) in boxes for across in np.arange(x0, x1, 4) for up in (y0, y1)]
     circle = [(r * math.cos(a), r * math.sin(a)) for r in (9, 14, 20, 28, 36, 45) for a in np.arange(12) * math.pi / 6]
     numbers = np.empty((0, 2))
     for n, spot in enumerate(spots):
@@ -289,6 +294,7 @@ def _number_points(ax, x, y, ridge, peak):
                 (numbers, 0.3 * at + 0.7 * spot, 6),
                 (spots, at, 8),
                 (roof, at, 8),
+                (np.array(written), at, 8),
             )
             clear = all((np.hypot(*(others - place).T) > room).all() for others, place, room in near)
             if clear and (at[1] < np.interp(at[0], *roof.T) or not under):

@@ -447,6 +447,14 @@ def test_roofline_numbers_points_that_coincide():
     assert_page_is_clean(fig)
 
 
+@pytest.mark.parametrize("intensity", [20, 400, 1150, 2500, 5000])
+def test_roofline_numbers_a_point_on_the_roof_beside_its_label(intensity):
+    roof = min(747e12, intensity * 4300e9)
+    points = [(f"{share:.0%}", 2e11, 2e11 / intensity, 2e11 / (share * roof)) for share in (1.01, 0.99, 0.9)]
+    points.append(("far right", 2e11, 2e11 / 1700, 2e11 / 600e12))
+    assert_page_is_clean(plots.roofline(points, peak_tflops=747, peak_gbs=4300, title="On the roof"))
+
+
 def test_plots_draw_into_given_axes():
     fig, axes = plt.subplots(2)
     assert plots.bars(["a"], [1.0], unit="ms", title="", ax=axes[0]) is fig
