@@ -517,6 +517,7 @@ def test_a_graph_of_small_matmuls_is_five_times_as_fast():
         return y
 
     captured = capture(twenty, {"A": a, "B": b})
-    eager = bench.wall(lambda: [run() for _ in range(20)])
-    replayed = bench.wall(captured.replay)
-    assert replayed.ms < eager.ms / 5, (eager, replayed)
+    # Where other processes use the GPU, most calls wait for their turn; the fastest ones don't.
+    eager = min(bench.wall(lambda: [run() for _ in range(20)], calls=5).low for _ in range(20))
+    replayed = min(bench.wall(captured.replay, calls=5).low for _ in range(20))
+    assert replayed < eager / 5, (eager, replayed)
