@@ -281,7 +281,8 @@ def _number_points(ax, x, y, ridge, peak, texts):
     roof = np.geomspace(*ax.get_xlim(), 400)
     spots, roof = to_page(x, y), to_page(roof, peak * np.minimum(1, roof / ridge))
     boxes = [text.get_window_extent().get_points() * 72 / ax.figure.dpi for text in texts]
-    written = [(across, up) for (x0, y0), (x1, y1) in boxes for across in np.arange(x0, x1, 4) for up in (y0, y1)]
+    edges = [(across, up) for (x0, y0), (x1, y1) in boxes for across in np.arange(x0, x1, 4) for up in (y0, y1)]
+    written = np.array(edges)
     circle = [(r * math.cos(a), r * math.sin(a)) for r in (9, 14, 20, 28, 36, 45) for a in np.arange(12) * math.pi / 6]
     numbers = np.empty((0, 2))
     for n, spot in enumerate(spots):
@@ -294,7 +295,7 @@ def _number_points(ax, x, y, ridge, peak, texts):
                 (numbers, 0.3 * at + 0.7 * spot, 6),
                 (spots, at, 8),
                 (roof, at, 8),
-                (np.array(written), at, 8),
+                (written, at, 8),
             )
             clear = all((np.hypot(*(others - place).T) > room).all() for others, place, room in near)
             if clear and (at[1] < np.interp(at[0], *roof.T) or not under):

@@ -93,12 +93,12 @@ class Recorder:
         graph._lowered_graph = self.backends.setdefault(same, backend)
 
     def _compare(self, graph, index):
+        if self.cudnn.behavior_note.RUNTIME_COMPILATION not in graph.get_behavior_notes_for_plan_at_index(index):
+            return
         compiled = self.compared.setdefault(graph._lowered_graph, set())
-        if self.cudnn.behavior_note.RUNTIME_COMPILATION in graph.get_behavior_notes_for_plan_at_index(index):
-            compiled.add(index)
-        if index in compiled and len(compiled) > COMPARED:
-            compiled.remove(index)
+        if index not in compiled and len(compiled) >= COMPARED:
             raise RuntimeError(f"left out: {COMPARED} others were compiled")
+        compiled.add(index)
 
     def end_of_cell(self, cell):
         found = self.cells.setdefault(cell, {})
